@@ -1,0 +1,1 @@
+//! ir::Kernel to LLVM to x86 objects, returning symbols

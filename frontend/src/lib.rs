@@ -1,0 +1,1 @@
+//! Model files to ir::Module; weight readers and naming rules; tokenizers

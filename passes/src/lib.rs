@@ -1,0 +1,1 @@
+//! Module to Module to Program: search, partition, pipeline, fusion, buffers, cost; checks

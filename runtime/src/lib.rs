@@ -1,0 +1,1 @@
+//! Loads an artifact; owns devices, memory, collectives
