@@ -78,7 +78,8 @@ impl ParamSource {
     /// shape and every index inside the stored tensor.
     pub fn validate(&self) -> Result<(), Diagnostic> {
         let wrong = |why: String| {
-            Err(Diagnostic::input(format!("a parameter of shape {:?} has no valid source", self.shape)).why(why))
+            Err(Diagnostic::input(format!("a parameter of shape {:?} has no valid source", self.shape))
+                .why(why))
         };
         if element_count(&self.shape).is_none() {
             return wrong("a dim is zero or the number of elements overflows".into());
@@ -108,7 +109,10 @@ impl ParamSource {
     pub fn fill(&self, slice: &[Range<usize>], out: &mut [f32]) -> Result<bool, Diagnostic> {
         let wanted = self.check_slice(slice)?;
         if wanted != out.len() {
-            return Err(Diagnostic::internal(format!("a slice of {wanted} elements read into {}", out.len())));
+            return Err(Diagnostic::internal(format!(
+                "a slice of {wanted} elements read into {}",
+                out.len()
+            )));
         }
         match &self.values {
             Values::Tensor(_) => return Ok(false),
@@ -187,7 +191,7 @@ mod tests {
     fn slices_outside_are_refused() {
         let source = ParamSource::zeros([4, 3]);
         let mut out = [0.0; 6];
-        for slice in [vec![0..5, 0..3], vec![0..2], vec![0..2, 0..2, 0..2], vec![3..5, 0..3]] {
+        for slice in [vec![0..5, 0..3], vec![0..2; 1], vec![0..2, 0..2, 0..2], vec![3..5, 0..3]] {
             assert!(source.fill(&slice, &mut out).is_err(), "{slice:?}");
         }
         assert!(source.fill(&[0..1, 0..3], &mut out).is_err(), "out has another length");
@@ -211,7 +215,9 @@ mod tests {
     #[test]
     fn sources_survive_json() {
         let view = TensorView::whole("w", [12, 5]).split(0, &[3, 4]).unwrap().permute(&[2, 0, 1]).unwrap();
-        for source in [ParamSource::tensor(view), ParamSource::ones([2]), ParamSource::random([3], 7, "w", 0.02)] {
+        for source in
+            [ParamSource::tensor(view), ParamSource::ones([2]), ParamSource::random([3], 7, "w", 0.02)]
+        {
             let text = serde_json::to_string(&source).unwrap();
             assert_eq!(serde_json::from_str::<ParamSource>(&text).unwrap(), source, "{text}");
         }

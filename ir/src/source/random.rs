@@ -113,7 +113,7 @@ mod tests {
     fn moments_are_those_of_the_normal() {
         let n = 1 << 18;
         let mut out = vec![0.0; n];
-        ParamSource::random([n], 3, "w", 0.5).fill(&[0..n], &mut out).unwrap();
+        ParamSource::random([n], 3, "w", 0.5).fill(&vec![0..n; 1], &mut out).unwrap();
         let moment = |p: i32| out.iter().map(|&v| f64::from(v).powi(p)).sum::<f64>() / n as f64;
         // Standard errors at n = 2^18: mean 0.001, variance 0.0006; bounds are five of them.
         assert!(moment(1).abs() < 5e-3, "{}", moment(1));

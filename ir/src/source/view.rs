@@ -302,7 +302,8 @@ mod tests {
     #[test]
     fn linear_layer_in_the_graphs_dims() {
         // [kv 2 * group 1 * d 2, in 3] -> [in, kv, group, d]; element (i, k, 0, d) is stored at (2 k + d) * 3 + i.
-        let view = TensorView::whole("q", [4, 3]).split(0, &[2, 1, 2]).unwrap().permute(&[3, 0, 1, 2]).unwrap();
+        let view =
+            TensorView::whole("q", [4, 3]).split(0, &[2, 1, 2]).unwrap().permute(&[3, 0, 1, 2]).unwrap();
         assert_eq!(elements(&view), [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]);
     }
 

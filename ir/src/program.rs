@@ -1,0 +1,377 @@
+//! The lowered program: what passes write, the artifact stores, and every runtime executes.
+//!
+//! Per function instance there is one instruction list over planned buffers ([`FuncProgram`]), stored once. Per entry and
+//! stage there is the list of calls that make it up ([`StageProgram`]), each with a binding of the function's arguments
+//! and results. Only calls grow with depth, and nothing grows with devices: all devices of a stage run the same steps and
+//! differ in the values of [`Scalar`]s, in the groups of collectives and in the slices of parameters they hold.
+
+use crate::kernel::{Kernel, KernelId};
+use crate::mesh::{AxisRef, Mesh};
+use crate::sharding::{Sharding, local_extent, span};
+use crate::source::ParamSource;
+use crate::types::{DType, ReduceKind, Type};
+use cranelift_entity::PrimaryMap;
+use serde::{Deserialize, Serialize};
+
+/// Version of `program.json`; an artifact of another version is refused.
+pub const VERSION: u32 = 1;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    pub version: u32,
+    pub model: ModelInfo,
+    pub mesh: Mesh,
+    /// Compute type of floats.
+    pub dtype: DType,
+    pub batch: BatchPlan,
+    pub kernels: PrimaryMap<KernelId, Kernel>,
+    pub funcs: Vec<FuncProgram>,
+    pub params: Vec<LocalParam>,
+    pub states: Vec<LocalState>,
+    pub entries: Vec<EntryProgram>,
+    pub target: Target,
+    /// The checkpoint the model was compiled with, if any.
+    pub weights: Option<WeightsRef>,
+}
+
+/// What is known of the model beyond its program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelInfo {
+    pub name: String,
+    /// `llama`, `gpt2`, `bert`, ... or `graph`.
+    pub family: String,
+    /// Which model class the parameters are of (`LlamaForCausalLM`).
+    pub class: String,
+    /// Every parameter once, tied ones once.
+    pub parameters: u64,
+    pub task: Task,
+    pub vocab: usize,
+    /// Sequence capacity compiled for.
+    pub seq: usize,
+    /// Number of top-level layers in the chain.
+    pub layers: usize,
+    /// File or folder with the tokenizer, if known.
+    pub tokenizer: Option<String>,
+    pub bos: Option<u32>,
+    pub eos: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// `tokens` to `logits`; can generate.
+    CausalLm,
+    /// `tokens, attention_mask, token_types` to `last_hidden_state`.
+    Encoder,
+    /// Named inputs to named outputs.
+    #[default]
+    Graph,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WeightsRef {
+    pub path: String,
+    /// SHA-256 over the checkpoint's tensor names, types and shapes.
+    pub digest: String,
+}
+
+/// What the kernel object needs of the machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// `cpu` or `sm_90`, ...
+    pub name: String,
+    /// CPU features the kernels use (`avx512f`, ...), as Rust's `is_x86_feature_detected` names them.
+    pub features: Vec<String>,
+    /// SHA-256 of the kernel object.
+    pub object_digest: String,
+}
+
+/// How the rows of a batch go to replicas (dp) and micro-batches: as evenly as possible. Rows are numbered by replica, then
+/// micro-batch. The module's batch dim (see [`IoSpec`]) is `replicas * rows` per micro-batch; cells with fewer rows are padded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchPlan {
+    /// Rows a user gives at most.
+    pub batch: usize,
+    pub replicas: usize,
+    pub micro_batches: usize,
+}
+
+impl BatchPlan {
+    /// Rows of a full cell: the capacity of one micro-batch on one replica.
+    pub fn rows(&self) -> usize {
+        self.batch.div_ceil(self.replicas * self.micro_batches).max(1)
+    }
+
+    /// For a batch of `n` rows: which rows (a range) go to (replica, micro-batch).
+    pub fn cell(&self, n: usize, replica: usize, micro_batch: usize) -> std::ops::Range<usize> {
+        let cells = self.replicas * self.micro_batches;
+        let i = replica * self.micro_batches + micro_batch;
+        let start = |i: usize| i * (n / cells) + i.min(n % cells);
+        start(i)..start(i + 1)
+    }
+}
+
+/// A parameter and its placement; each device holds its slice, row-major, padding zero.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LocalParam {
+    pub name: String,
+    pub source: ParamSource,
+    /// Logical global type.
+    pub ty: Type,
+    pub sharding: Sharding,
+}
+
+/// A state and its placement: one buffer per device and micro-batch, zero at the start.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LocalState {
+    pub name: String,
+    pub ty: Type,
+    pub sharding: Sharding,
+}
+
+/// An input or output of an entry.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IoSpec {
+    pub name: String,
+    /// Global type for one micro-batch.
+    pub ty: Type,
+    pub sharding: Sharding,
+    /// The dim that holds rows of the batch, if any: its extent is `replicas * rows`.
+    pub batch_dim: Option<usize>,
+    /// The dim that holds sequence positions, if any.
+    pub seq_dim: Option<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EntryProgram {
+    pub name: String,
+    pub inputs: Vec<IoSpec>,
+    /// Outputs of non-state results. The host assembles them from the devices' pieces: no collective is needed.
+    pub outputs: Vec<IoSpec>,
+    /// One per pipeline stage.
+    pub stages: Vec<StageProgram>,
+}
+
+/// What each device of one stage does for one micro-batch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageProgram {
+    /// Bytes of the stage's value arena (values between calls), reused by every micro-batch.
+    pub arena_bytes: u64,
+    pub steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    Call {
+        /// Index into [`Program::funcs`].
+        func: u32,
+        /// One slot per argument, then one per result, of the function.
+        slots: Vec<Slot>,
+        /// Index of the layer in the model's chain, when the call is one.
+        layer: Option<u32>,
+    },
+    /// Posts a copy of the slot's bytes to the device with the same other coordinates in stage `to`, and returns.
+    Send { to: u32, tag: u32, slot: Slot, bytes: u64 },
+    /// Waits for the bytes sent with this tag.
+    Recv { from: u32, tag: u32, slot: Slot, bytes: u64 },
+}
+
+/// A buffer of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Slot {
+    /// Index into [`Program::params`].
+    Param(u32),
+    /// Index into [`Program::states`]; the copy of the micro-batch at hand.
+    State(u32),
+    /// Index into [`EntryProgram::inputs`].
+    Input(u32),
+    /// Index into [`EntryProgram::outputs`].
+    Output(u32),
+    /// Byte offset in the stage's value arena (64-byte aligned).
+    Value(u64),
+}
+
+/// The instruction list of one function instance.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FuncProgram {
+    pub name: String,
+    /// Bytes of each argument, then of each result: local, padding included.
+    pub slot_bytes: Vec<u64>,
+    /// How many of the slots are arguments.
+    pub args: u32,
+    /// Bytes of the frame: scratch used by one call at a time (64-byte aligned).
+    pub frame_bytes: u64,
+    pub instrs: Vec<Instr>,
+    /// What instructions are for, referred to by [`Instr::note`].
+    pub notes: Vec<Note>,
+}
+
+/// Explains an instruction to a person.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Note {
+    /// The tensor or op in the model's terms (`self_attn.o_proj`).
+    pub what: String,
+    /// For a collective, in plain words: the two shardings that differ, and why.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Instr {
+    pub kind: InstrKind,
+    /// Index into [`FuncProgram::notes`].
+    pub note: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InstrKind {
+    Kernel(Launch),
+    Gemm(Gemm),
+    Collective(CollectiveCall),
+}
+
+/// A byte address: an offset in the frame or in a slot of the function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Loc {
+    pub base: Base,
+    pub offset: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Base {
+    Frame,
+    /// Index into [`FuncProgram::slot_bytes`].
+    Slot(u32),
+}
+
+/// An integer that each device works out once, when the program is loaded.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scalar {
+    Const(i64),
+    /// Valid extent of the device's piece of a dim of extent `global` split by `axes`: `span.len`.
+    Valid { global: u64, axes: Vec<AxisRef> },
+    /// Offset of that piece: `span.start`.
+    Base { global: u64, axes: Vec<AxisRef> },
+    /// Position in the group over `axes`, times `by`.
+    Index { axes: Vec<AxisRef>, by: u64 },
+}
+
+impl Scalar {
+    /// The value on a device.
+    pub fn on(&self, mesh: &Mesh, device: usize) -> i64 {
+        match self {
+            Scalar::Const(c) => *c,
+            Scalar::Valid { global, axes } => span(mesh, device, *global as usize, axes).len as i64,
+            Scalar::Base { global, axes } => span(mesh, device, *global as usize, axes).start as i64,
+            Scalar::Index { axes, by } => (mesh.index_in(device, axes) as u64 * by) as i64,
+        }
+    }
+}
+
+/// One run of a kernel over its whole iteration space.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    pub kernel: KernelId,
+    /// One per access.
+    pub ptrs: Vec<Loc>,
+    /// One per iteration dim.
+    pub extents: Vec<i64>,
+    /// `accesses * rank`, in elements.
+    pub strides: Vec<i64>,
+    pub scalars: Vec<Scalar>,
+}
+
+/// `c[m,n] = alpha * a[m,k] b[k,n]` for every index of the batch dims. f32 (row and column strides in elements).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gemm {
+    pub m: u64,
+    pub n: u64,
+    pub k: u64,
+    pub alpha: f64,
+    pub a: Matrix,
+    pub b: Matrix,
+    pub c: Matrix,
+    /// Outer loops: extent, and strides of a, b, c in elements.
+    pub batch: Vec<BatchDim>,
+    /// c is added to, not overwritten.
+    pub accumulate: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Matrix {
+    pub loc: Loc,
+    pub dtype: DType,
+    pub row: i64,
+    pub col: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchDim {
+    pub extent: u64,
+    pub a: i64,
+    pub b: i64,
+    pub c: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Permute,
+    Broadcast,
+}
+
+impl CollectiveKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Permute => "permute",
+            CollectiveKind::Broadcast => "broadcast",
+        }
+    }
+}
+
+/// A collective among the devices of [`Mesh::group`] over `axes`, contributions combined in group order (so that results repeat bit
+/// for bit). Shapes are local, row-major and dense. With p = ceil(whole / group) for the dim concerned:
+/// - all-reduce: `dst = reduce(src of all)`; shapes equal; src and dst may be the same.
+/// - all-gather: member i's src fills `i*p .. min((i+1)*p, whole)` of `concat_dim` of dst (the rest of its src is padding).
+/// - reduce-scatter: of the reduction, member i keeps `i*p ..` of `split_dim`; the tail of a short piece is zero.
+/// - all-to-all: member i gets piece i of `split_dim` from every member, concatenated along `concat_dim` in group order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CollectiveCall {
+    pub kind: CollectiveKind,
+    pub axes: Vec<AxisRef>,
+    pub reduce: ReduceKind,
+    pub dtype: DType,
+    pub src: Loc,
+    pub dst: Loc,
+    pub src_shape: Vec<u64>,
+    pub dst_shape: Vec<u64>,
+    pub split_dim: u32,
+    pub concat_dim: u32,
+    /// Bytes of the whole logical buffer over the group, unpadded (what `inspect` reports).
+    pub logical_bytes: u64,
+}
+
+impl LocalParam {
+    /// Bytes a device holds, padding included.
+    pub fn local_bytes(&self) -> u64 {
+        self.sharding.local_type(&self.ty).bytes() as u64
+    }
+}
+
+/// Piece length of a dim of local extent `whole` split over a group of `n`.
+pub fn piece(whole: usize, axes: &[AxisRef]) -> usize {
+    local_extent(whole, axes)
+}
