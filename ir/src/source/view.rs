@@ -151,7 +151,7 @@ impl TensorView {
         let segments = coalesce(self.dim(dim)?.iter().copied());
         let (whole, inner) = (extent(&segments), extent(segments.get(1..).unwrap_or_default()));
         let inside = len > 0 && start.checked_add(len).is_some_and(|end| end <= whole);
-        if !inside || start % inner != 0 || len % inner != 0 {
+        if !inside || !start.is_multiple_of(inner) || !len.is_multiple_of(inner) {
             let why = format!("indices {start}.. ({len} of them) cannot be cut from a dim of {whole}");
             return Err(self.error(why));
         }
@@ -171,7 +171,7 @@ impl TensorView {
     /// published order: logical row `(h, half, i)` is stored row `(h, i, half)`.
     pub fn undo_rope_interleave(self, dim: usize, heads: usize) -> Result<Self, ViewError> {
         let rows = extent(self.dim(dim)?);
-        if heads == 0 || rows % heads != 0 || (rows / heads) % 2 != 0 {
+        if heads == 0 || !rows.is_multiple_of(heads) || !(rows / heads).is_multiple_of(2) {
             return Err(self.error(format!("{rows} rows are not {heads} heads of an even size")));
         }
         let rank = self.dims.len();
@@ -243,10 +243,10 @@ fn split_segments(segments: &[Segment], extents: &[usize]) -> Option<Vec<Vec<Seg
         let mut need = wanted;
         while need > 1 {
             let s = rest.pop()?;
-            if need % s.extent == 0 {
+            if need.is_multiple_of(s.extent) {
                 need /= s.extent;
                 part.push(s);
-            } else if s.extent % need == 0 {
+            } else if s.extent.is_multiple_of(need) {
                 part.push(Segment { extent: need, stride: s.stride });
                 rest.push(Segment { extent: s.extent / need, stride: s.stride.checked_mul(need)? });
                 need = 1;
