@@ -1,1 +1,58 @@
-fn main() {}
+//! The project's own chores, run as `cargo xtask NAME`. Needs neither LLVM nor anything else that `setup` installs.
+
+mod demo;
+mod model;
+mod npz;
+mod project;
+mod readme;
+mod setup;
+mod step;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use project::Project;
+use step::Steps;
+
+/// Every subcommand: its name, one line of help, and what it does. Usage, dispatch and the tidy check of the docs
+/// all read this one table.
+pub(crate) const COMMANDS: [(&str, &str, Run); 5] = [
+    ("setup", "install LLVM 22 and what linking it needs", setup::run),
+    ("demo", "compile a real model for 32 devices, run it, compare it with the unpartitioned one", demo::run),
+    ("test", "everything CI runs", test::run),
+    ("tidy", "rules of this repository that no compiler checks", tidy::run),
+    ("readme", "run the commands shown in README.md and CONTRIBUTING.md", readme::run),
+];
+
+type Run = fn(&Project, &mut Steps) -> Result<()>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [name] = arguments.as_slice() else {
+        eprint!("{}", usage());
+        return ExitCode::from(2);
+    };
+    let Some((_, _, run)) = COMMANDS.iter().find(|(known, _, _)| known == name) else {
+        eprint!("unknown command `{name}`\n{}", usage());
+        return ExitCode::from(2);
+    };
+    let mut steps = Steps::new();
+    let outcome = Project::find().and_then(|project| run(&project, &mut steps));
+    steps.print_times();
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cargo xtask {name} failed: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn usage() -> String {
+    let lines: String =
+        COMMANDS.iter().map(|(name, summary, _)| format!("  cargo xtask {name:<8} {summary}\n")).collect();
+    format!("usage:\n{lines}")
+}
