@@ -28,6 +28,8 @@ pub struct Program {
     pub funcs: Vec<FuncProgram>,
     pub params: Vec<LocalParam>,
     pub states: Vec<LocalState>,
+    /// Tables that kernels read (rotary frequencies), the same on every device.
+    pub constants: Vec<ConstantData>,
     pub entries: Vec<EntryProgram>,
     pub target: Target,
     /// The checkpoint the model was compiled with, if any.
@@ -129,6 +131,13 @@ pub struct LocalState {
     pub sharding: Sharding,
 }
 
+/// A constant tensor, row-major; integers are exact in f64.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConstantData {
+    pub ty: Type,
+    pub data: Vec<f64>,
+}
+
 /// An input or output of an entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IoSpec {
@@ -166,7 +175,7 @@ pub enum Step {
     Call {
         /// Index into [`Program::funcs`].
         func: u32,
-        /// One slot per argument, then one per result, of the function.
+        /// One slot per argument, then one per result, then one per constant of the function.
         slots: Vec<Slot>,
         /// Index of the layer in the model's chain, when the call is one.
         layer: Option<u32>,
@@ -189,6 +198,8 @@ pub enum Slot {
     Input(u32),
     /// Index into [`EntryProgram::outputs`].
     Output(u32),
+    /// Index into [`Program::constants`]; only read.
+    Const(u32),
     /// Byte offset in the stage's value arena (64-byte aligned).
     Value(u64),
 }
@@ -197,10 +208,14 @@ pub enum Slot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FuncProgram {
     pub name: String,
-    /// Bytes of each argument, then of each result: local, padding included.
+    /// Bytes of each argument, then of each result, then of each constant: local, padding included.
     pub slot_bytes: Vec<u64>,
     /// How many of the slots are arguments.
     pub args: u32,
+    /// How many of the slots, after the arguments, are results.
+    pub results: u32,
+    /// `(argument, result)` slots that every call binds to the same buffer: the function updates it in place.
+    pub in_place: Vec<(u32, u32)>,
     /// Bytes of the frame: scratch used by one call at a time (64-byte aligned).
     pub frame_bytes: u64,
     pub instrs: Vec<Instr>,
