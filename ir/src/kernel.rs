@@ -42,8 +42,16 @@ pub struct Access {
     pub write: bool,
 }
 
-/// An expression. Floats compute in f32 (loads of bf16/f16 widen, stores round to nearest even), integers in i32 (i64 loads
-/// truncate), booleans as i1 (stored as one byte).
+/// An expression. Floats compute in f32 (loads of bf16/f16 widen, f64 round, stores round to nearest even), integers in i32, wrapping
+/// (i64 loads truncate, stores extend), booleans as i1 (stored as one byte, 0 or 1; any byte but 0 loads as true).
+///
+/// Where the field differs, kernels do this: `Max`, `Min` and their reductions give NaN if an operand is NaN, and of zeros of
+/// either sign the second; integer division truncates, by zero gives zero; `Relu` of NaN is NaN; float to integer truncates and saturates,
+/// NaN gives zero; float to bool is `!= 0`; comparisons with NaN are false, but for `Ne`. Sums over a row are associated in an order that
+/// depends on the row's length and the kernel alone. Sine and cosine of magnitudes of 2^48 and more are NaN. `Const.bits` are the bits of
+/// the dtype (f64, f32, bf16, f16 bits; the low bits of a two's complement integer; 0 or 1).
+///
+/// [`Kernel::check`] gives the rules a kernel must keep.
 ///
 /// A node is *per element* if it depends on a lane-varying load or `Index(lane)`, unless it is a `RowReduce`: then, and if it
 /// depends only on per-row nodes, it is *per row*.
@@ -65,7 +73,7 @@ pub enum Node {
     Select(NodeId, NodeId, NodeId),
     /// To f32, i32 or bool (or through bf16/f16: rounds to that type's precision and stays f32).
     Convert(DType, NodeId),
-    /// Reduction over the whole lane dim of a per-element f32 node.
+    /// Reduction over the whole lane dim of an f32 node (a per-row node counts once per element).
     RowReduce(ReduceKind, NodeId),
 }
 
@@ -90,7 +98,7 @@ pub struct At {
 /// One fused kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// Symbol name; not part of what makes kernels equal.
+    /// Symbol in the shared object (codegen's reply says which); not part of what makes kernels equal.
     pub name: String,
     /// Number of iteration dims, at least 1 (1: a single row).
     pub rank: u32,

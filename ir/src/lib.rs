@@ -4,9 +4,11 @@
 //!
 //! This crate does no IO beyond its text and JSON forms and knows neither egg, LLVM nor CUDA.
 
+pub mod codegen_protocol;
 pub mod diagnostic;
 pub mod graph;
 pub mod kernel;
+pub mod kernel_check;
 pub mod mesh;
 pub mod ops;
 pub mod program;
