@@ -7,8 +7,9 @@ use anyhow::{Context, Result, bail};
 use crate::project::Project;
 use crate::step::{Steps, call};
 
-/// Debian's packages. llvm-sys links Polly and zstd because Debian's LLVM was built with them.
-const PACKAGES: [&str; 3] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev"];
+/// Debian's packages. llvm-sys asks for Polly and zstd because Debian's LLVM was built with them, and links the C++
+/// library, whose development files a machine with only a C compiler lacks.
+const PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "g++"];
 
 /// The variable by which `.cargo/config.toml` tells llvm-sys, and us, where LLVM lies.
 const PREFIX_VARIABLE: &str = "LLVM_SYS_221_PREFIX";
@@ -40,12 +41,17 @@ fn install_llvm() -> Result<()> {
 
 /// The files, one from each package, without which the build of `pcc-codegen` fails.
 fn missing_files(prefix: &str) -> Vec<String> {
+    let cxx = "libstdc++.so";
+    // The compiler answers with the bare name when it finds no such file.
+    let found = std::process::Command::new("cc").arg(format!("-print-file-name={cxx}")).output().ok();
+    let has_cxx = found.is_some_and(|output| output.stdout.contains(&b'/'));
     let wanted = [
         format!("{prefix}/bin/llvm-config"),
         format!("{prefix}/lib/libPolly.a"),
         "/usr/include/zstd.h".to_owned(),
     ];
-    wanted.into_iter().filter(|file| !Path::new(file).exists()).collect()
+    let missing = wanted.into_iter().filter(|file| !Path::new(file).exists());
+    missing.chain((!has_cxx).then(|| cxx.to_owned())).collect()
 }
 
 fn manual_commands() -> String {
