@@ -1,1 +1,3 @@
 //! Model files to ir::Module; weight readers and naming rules; tokenizers
+
+pub mod weights;

@@ -1,0 +1,191 @@
+//! Good GGUF files.
+
+use super::open;
+use crate::weights::gguf::names;
+use crate::weights::gguf::written::{GgufFile, f32_bytes};
+use crate::weights::{Checkpoint, GgufValue};
+use pcc_ir::source::{ParamSource, ReadParams};
+
+/// Two heads of 4 rows over 3 inputs; the stored row r holds 10 r, 10 r + 1, 10 r + 2.
+fn rows() -> Vec<u8> {
+    f32_bytes((0..8).flat_map(|r| (0..3).map(move |c| (10 * r + c) as f32)))
+}
+
+fn llama() -> GgufFile {
+    let q8: Vec<u8> = [0x00, 0x3C].into_iter().chain(0..32).collect();
+    GgufFile::of("llama")
+        .u32("llama.attention.head_count", 2)
+        .u32("llama.attention.head_count_kv", 1)
+        .tensor("blk.0.attn_q.weight", &[3, 8], 0, &rows())
+        .tensor("blk.0.attn_v.weight", &[3, 8], 0, &rows())
+        .tensor("token_embd.weight", &[32, 1], 8, &q8)
+        .tensor("blk.0.attn_k.bias", &[4], 0, &f32_bytes([0.0, 1.0, 2.0, 3.0]))
+}
+
+fn read_all(c: &Checkpoint, published: &str) -> (Vec<usize>, Vec<f32>) {
+    let source = ParamSource::tensor(c.view(published).unwrap());
+    source.validate().unwrap();
+    let slice: Vec<_> = source.shape.iter().map(|&d| 0..d).collect();
+    let mut out = vec![0.0; source.elements()];
+    c.read_param_slice(&source, &slice, &mut out).unwrap();
+    (source.shape, out)
+}
+
+#[test]
+fn shapes_are_outermost_first_and_values_as_stored() {
+    let c = open("m.gguf", &llama().bytes()).unwrap();
+    let info = c.tensor("blk.0.attn_q.weight").unwrap();
+    assert_eq!((info.shape, info.element.name()), (&[8, 3][..], "F32"));
+    let mut out = [0.0; 4];
+    c.read_f32("blk.0.attn_q.weight", &[3..5, 1..3], &mut out).unwrap();
+    assert_eq!(out, [31.0, 32.0, 41.0, 42.0]);
+    c.read_f32("token_embd.weight", &[0..1, 5..9], &mut out).unwrap();
+    assert_eq!(out, [5.0, 6.0, 7.0, 8.0]);
+}
+
+#[test]
+fn q_and_k_of_llama_return_to_the_published_row_order() {
+    let c = open("m.gguf", &llama().bytes()).unwrap();
+    let (shape, q) = read_all(&c, "model.layers.0.self_attn.q_proj.weight");
+    // Published row (h, half, i) is stored row (h, i, half).
+    let expected: Vec<f32> =
+        [0, 2, 1, 3, 4, 6, 5, 7].iter().flat_map(|r| (0..3).map(move |c| (10 * r + c) as f32)).collect();
+    assert_eq!((shape, q), (vec![8, 3], expected));
+    assert_eq!(read_all(&c, "model.layers.0.self_attn.k_proj.bias").1, [0.0, 2.0, 1.0, 3.0]);
+    // v is stored as published.
+    let v: Vec<f32> = (0..8).flat_map(|r| (0..3).map(move |c| (10 * r + c) as f32)).collect();
+    assert_eq!(read_all(&c, "model.layers.0.self_attn.v_proj.weight").1, v);
+}
+
+#[test]
+fn qwen_rows_are_as_published() {
+    let file = GgufFile::of("qwen2").tensor("blk.0.attn_q.weight", &[3, 8], 0, &rows());
+    let c = open("m.gguf", &file.bytes()).unwrap();
+    assert_eq!(read_all(&c, "model.layers.0.self_attn.q_proj.weight").1[3], 10.0);
+}
+
+#[test]
+fn kv_heads_default_to_heads_and_must_fit() {
+    let file = GgufFile::of("llama").u32("llama.attention.head_count", 2).tensor(
+        "blk.0.attn_k.weight",
+        &[1, 8],
+        0,
+        &f32_bytes((0..8).map(|r| r as f32)),
+    );
+    let c = open("m.gguf", &file.bytes()).unwrap();
+    let (_, k) = read_all(&c, "model.layers.0.self_attn.k_proj.weight");
+    assert_eq!(k, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
+    for heads in [0, 3, 8] {
+        let file = GgufFile::of("llama").u32("llama.attention.head_count", heads).tensor(
+            "blk.0.attn_k.weight",
+            &[1, 8],
+            0,
+            &[0; 32],
+        );
+        let c = open("m.gguf", &file.bytes()).unwrap();
+        assert!(c.view("model.layers.0.self_attn.k_proj.weight").is_err(), "{heads}");
+    }
+}
+
+#[test]
+fn other_architectures_are_refused_by_name() {
+    let file = GgufFile::of("mamba").tensor("token_embd.weight", &[2], 0, &[0; 8]);
+    let c = open("m.gguf", &file.bytes()).unwrap();
+    let refused = c.view("model.embed_tokens.weight").unwrap_err().to_string();
+    assert!(refused.contains("mamba") && refused.contains("llama, qwen2, qwen3"), "{refused}");
+}
+
+#[test]
+fn names_go_both_ways() {
+    for (gguf, published) in [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("output.weight", "lm_head.weight"),
+        ("blk.12.ffn_norm.weight", "model.layers.12.post_attention_layernorm.weight"),
+        ("blk.0.attn_q.bias", "model.layers.0.self_attn.q_proj.bias"),
+        ("blk.3.attn_k_norm.weight", "model.layers.3.self_attn.k_norm.weight"),
+    ] {
+        assert_eq!(names::to_gguf(published).as_deref(), Some(gguf));
+        assert_eq!(names::to_published(gguf).as_deref(), Some(published));
+    }
+    for odd in
+        ["rope_freqs.weight", "blk.x.attn_q.weight", "blk.0.ssm.weight", "output", "", "blk.0.attn_q.scale"]
+    {
+        assert_eq!(names::to_published(odd), None, "{odd}");
+    }
+}
+
+#[test]
+fn keys_of_every_type() {
+    let file = GgufFile::new()
+        .key("u8", 0, &[200])
+        .key("i8", 1, &[0xFF])
+        .key("u16", 2, &[1, 1])
+        .key("i16", 3, &[0xFE, 0xFF])
+        .u32("u32", u32::MAX)
+        .key("i32", 5, &(-5i32).to_le_bytes())
+        .key("f32", 6, &1.5f32.to_le_bytes())
+        .bool("bool", true)
+        .str("string", "Gr\u{fc}\u{df}e")
+        .key("u64", 10, &7u64.to_le_bytes())
+        .key("i64", 11, &(-7i64).to_le_bytes())
+        .key("f64", 12, &0.1f64.to_le_bytes())
+        .strings("strings", &["a", ""])
+        .i32s("ints", &[-1, 2])
+        .f32s("floats", &[0.5])
+        .array("bools", 7, &[vec![1], vec![0]])
+        // An array of two arrays of u8.
+        .array("nested", 9, &[0u8, 1].map(|v| [&0u32.to_le_bytes()[..], &1u64.to_le_bytes(), &[v]].concat()));
+    let c = open("m.gguf", &file.bytes()).unwrap();
+    let meta = c.gguf().unwrap();
+    let ints =
+        [("u8", 200), ("i8", -1), ("u16", 257), ("i16", -2), ("u32", 4294967295), ("i32", -5), ("u64", 7)];
+    for (key, value) in ints {
+        assert_eq!(meta.get(key), Some(&GgufValue::Int(value)), "{key}");
+    }
+    assert_eq!(meta.float("f32").unwrap(), Some(1.5));
+    assert_eq!(meta.float("f64").unwrap(), Some(0.1));
+    assert_eq!(meta.bool("bool").unwrap(), Some(true));
+    assert_eq!(meta.str("string").unwrap(), Some("Gr\u{fc}\u{df}e"));
+    assert_eq!(meta.strings("strings").unwrap().unwrap(), ["a", ""]);
+    assert_eq!(meta.ints("ints").unwrap().unwrap(), [-1, 2]);
+    assert_eq!(meta.floats("floats").unwrap().unwrap(), [0.5]);
+    assert_eq!(meta.get("bools"), Some(&GgufValue::Bools(vec![true, false])));
+    let nested = vec![GgufValue::Ints(vec![0]), GgufValue::Ints(vec![1])];
+    assert_eq!(meta.get("nested"), Some(&GgufValue::Arrays(nested)));
+    assert_eq!(meta.uint("absent").unwrap(), None);
+    let wrong = meta.uint("string").unwrap_err().to_string();
+    assert!(wrong.contains("`string`") && wrong.contains("is a string where an integer"), "{wrong}");
+    assert!(meta.uint("i64").unwrap_err().to_string().contains("negative"));
+}
+
+#[test]
+fn version_two_and_another_alignment() {
+    let mut file = GgufFile::of("llama").u32("general.alignment", 64);
+    file.version = 2;
+    file.alignment = 64;
+    let file = file.tensor("a", &[1], 0, &f32_bytes([3.0])).tensor("b", &[1], 0, &f32_bytes([4.0]));
+    let c = open("m.gguf", &file.bytes()).unwrap();
+    let mut out = [0.0];
+    c.read_f32("b", std::slice::from_ref(&(0..1)), &mut out).unwrap();
+    assert_eq!(out, [4.0]);
+}
+
+#[test]
+fn types_not_decoded_matter_only_when_used() {
+    let file = GgufFile::of("llama")
+        .tensor("q6", &[256], 14, &[0; 210])
+        .tensor("b", &[1], 0, &f32_bytes([4.0]))
+        .tensor("odd", &[3], 4711, &[0; 9])
+        .tensor("after", &[1], 0, &f32_bytes([5.0]));
+    let c = open("m.gguf", &file.bytes()).unwrap();
+    let mut out = [0.0];
+    for (name, value) in [("b", 4.0), ("after", 5.0)] {
+        c.read_f32(name, std::slice::from_ref(&(0..1)), &mut out).unwrap();
+        assert_eq!(out, [value]);
+    }
+    for (name, kind) in [("q6", "Q6_K"), ("odd", "4711")] {
+        let refused = c.read_f32(name, std::slice::from_ref(&(0..1)), &mut out).unwrap_err().to_string();
+        assert!(refused.contains(kind) && refused.contains("Q4_1"), "{refused}");
+    }
+}
