@@ -4,8 +4,10 @@
 //!
 //! This crate does no IO beyond its text and JSON forms and knows neither egg, LLVM nor CUDA.
 
+mod build;
 pub mod codegen_protocol;
 pub mod diagnostic;
+pub mod eval;
 pub mod graph;
 pub mod kernel;
 pub mod kernel_check;

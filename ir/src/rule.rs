@@ -8,9 +8,9 @@
 //! (major to minor), then running [`crate::ops::Op::localize`] on the local pieces gives the result whose dims are split
 //! the same way, partial over the axes of every reduction factor.
 
-use crate::mesh::AxisRef;
-use crate::sharding::Sharding;
-use crate::types::ReduceKind;
+use crate::mesh::{AxisRef, group_size};
+use crate::sharding::{Pad, Sharding};
+use crate::types::{ReduceKind, Type};
 
 /// Index into [`Rule::factors`].
 pub type FactorId = usize;
@@ -31,6 +31,9 @@ pub struct Factor {
     pub kind: FactorKind,
     /// May only be split by axes whose sizes divide it (compound dims of a reshape): padding is not allowed.
     pub even: bool,
+    /// The local form knows its span of this dim and never reads the padding (rows of a gathered table), so the
+    /// padding may hold anything although the factor is a reduction.
+    pub skips_padding: bool,
 }
 
 /// For each dim of each operand (result), its factors major to minor: one, except for compound reshape dims; none for
@@ -47,8 +50,97 @@ pub type Split = Vec<Vec<AxisRef>>;
 
 impl Rule {
     pub fn factor(&mut self, size: usize, kind: FactorKind) -> FactorId {
-        self.factors.push(Factor { size, kind, even: false });
+        self.factors.push(Factor { size, kind, even: false, skips_padding: false });
         self.factors.len() - 1
+    }
+
+    /// One new factor of `kind` for each extent of `shape`, in the form of a dim list.
+    pub fn dims(&mut self, shape: &[usize], kind: FactorKind) -> Vec<Vec<FactorId>> {
+        shape.iter().map(|&n| vec![self.factor(n, kind)]).collect()
+    }
+
+    /// No dim may be split: calls, and ops that exist only where shardings are already decided.
+    pub fn replicated(args: &[&Type], results: &[&Type]) -> Self {
+        let mut rule = Self::default();
+        for ty in args {
+            let dims = rule.dims(&ty.shape, FactorKind::Replicate);
+            rule.operands.push(dims);
+        }
+        for ty in results {
+            let dims = rule.dims(&ty.shape, FactorKind::Replicate);
+            rule.results.push(dims);
+        }
+        rule
+    }
+
+    /// The factor axes that the dims of operands and results imply (partials are not looked at). `None` when two dims of
+    /// one factor differ, or the split is not [`Rule::allows`]ed.
+    pub fn split_from(&self, args: &[&Sharding], results: &[&Sharding]) -> Option<Split> {
+        if args.len() != self.operands.len() || results.len() != self.results.len() {
+            return None;
+        }
+        let mut split: Vec<Option<&[AxisRef]>> = vec![None; self.factors.len()];
+        let sides = self.operands.iter().zip(args).chain(self.results.iter().zip(results));
+        for (dims, sharding) in sides {
+            if dims.len() != sharding.dims.len() {
+                return None;
+            }
+            for (factors, axes) in dims.iter().zip(&sharding.dims) {
+                // Only the major factor of a compound dim can be split, so the axes are all its own.
+                let Some((&major, minors)) = factors.split_first() else {
+                    if axes.is_empty() {
+                        continue;
+                    }
+                    return None;
+                };
+                let wanted = std::iter::once((major, &axes[..])).chain(minors.iter().map(|&f| (f, &[][..])));
+                for (f, axes) in wanted {
+                    if *split[f].get_or_insert(axes) != axes {
+                        return None;
+                    }
+                }
+            }
+        }
+        let split: Split = split.into_iter().map(|axes| axes.unwrap_or_default().to_vec()).collect();
+        self.allows(&split).then_some(split)
+    }
+
+    /// Whether the op can run with its factors split so: nothing that must be whole is split, even factors divide, and
+    /// no operand or result would use one axis twice.
+    pub fn allows(&self, split: &Split) -> bool {
+        let fits = |f: &Factor, axes: &[AxisRef]| {
+            axes.is_empty()
+                || f.kind != FactorKind::Replicate && (!f.even || f.size.is_multiple_of(group_size(axes)))
+        };
+        split.len() == self.factors.len()
+            && self.factors.iter().zip(split).all(|(f, axes)| fits(f, axes))
+            && (0..self.operands.len()).all(|i| disjoint(&self.operand_sharding(i, split)))
+            && (0..self.results.len()).all(|i| disjoint(&self.result_sharding(i, split)))
+    }
+
+    /// The reduction that runs over `dim` of `operand`: the dim's padding must hold its identity. `None` where
+    /// padding is harmless.
+    pub fn reduce_need(&self, operand: usize, dim: usize) -> Option<ReduceKind> {
+        self.operands.get(operand)?.get(dim)?.iter().find_map(|&f| match self.factors[f] {
+            Factor { kind: FactorKind::Reduce(kind), skips_padding: false, .. } => Some(kind),
+            _ => None,
+        })
+    }
+
+    /// Padding of results that is zero where it is zero in every dim of `operands` that has the same factor, and in at
+    /// least one: the rule of ops that map zeros to zero.
+    pub(crate) fn carried_pads(&self, pads: &[Vec<Pad>], operands: &[usize]) -> Vec<Vec<Pad>> {
+        let carried = |factors: &Vec<FactorId>| {
+            let mut found = operands
+                .iter()
+                .flat_map(|&i| self.operands[i].iter().zip(&pads[i]))
+                .filter_map(|(theirs, &pad)| theirs.iter().any(|f| factors.contains(f)).then_some(pad));
+            match found.next() {
+                Some(Pad::Zero) if found.all(|p| p == Pad::Zero) => Pad::Zero,
+                _ => Pad::Unspecified,
+            }
+        };
+        self.results.iter().map(|dims| dims.iter().map(carried).collect()).collect()
     }
 
     /// The sharding that operand `i` must have when the factors are split so (never partial).
@@ -69,7 +161,13 @@ impl Rule {
     }
 
     fn of_dims(dims: &[Vec<FactorId>], split: &Split) -> Sharding {
-        let dims = dims.iter().map(|fs| fs.iter().flat_map(|&f| split[f].iter().copied()).collect()).collect();
+        let dims =
+            dims.iter().map(|fs| fs.iter().flat_map(|&f| split[f].iter().copied()).collect()).collect();
         Sharding { dims, partial: Vec::new() }
     }
+}
+
+fn disjoint(sharding: &Sharding) -> bool {
+    let axes: Vec<_> = sharding.axes().collect();
+    axes.iter().enumerate().all(|(i, a)| axes[..i].iter().all(|b| !a.overlaps(*b)))
 }

@@ -1,0 +1,202 @@
+//! Grouped-query attention (Vaswani et al., 2017; Ainslie et al., 2023) with positions, window and soft cap.
+
+use super::{Define, Op, need, need_float, operands};
+use crate::Diagnostic;
+use crate::eval::{At, Tensor};
+use crate::graph::{Func, ValueId};
+use crate::ops::{BinaryKind, CompareKind, DotGeneral, UnaryKind};
+use crate::rule::{FactorKind, Rule, Split};
+use crate::sharding;
+use crate::types::{DType, ReduceKind, Type};
+use serde::{Deserialize, Serialize};
+
+/// `attention(q [b,s,g,r,d], k [b,t,g,d], v [b,t,g,e], q_pos i32 [b,s], k_pos i32 [b,t]) -> [b,s,g,r,e]`, g the kv heads, r the query heads of
+/// each. Scores are `scale * q.k`, soft-capped as `cap * tanh(x / cap)`. Key t is seen by query s iff `k_pos >= 0`, and when causal
+/// `k_pos <= q_pos`, and with a window w `k_pos > q_pos - w`. A query that sees no key gives zeros.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    pub scale: f64,
+    pub causal: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<f64>,
+}
+
+impl Attention {
+    /// Whether a query at position `q` sees a key at position `k`.
+    pub fn sees(&self, q: f64, k: f64) -> bool {
+        k >= 0.0 && (!self.causal || k <= q) && self.window.is_none_or(|w| k > q - w as f64)
+    }
+}
+
+impl Define for Attention {
+    fn infer(&self, args: &[&Type]) -> Result<Vec<Type>, String> {
+        let [q, k, v, q_pos, k_pos] = operands(args)?;
+        need_float(q)?;
+        let (&[b, s, g, r, d], &[_, t, _, _], &[_, _, _, e]) = (&q.shape[..], &k.shape[..], &v.shape[..])
+        else {
+            return Err(format!("{q}, {k} and {v} are not [b,s,g,r,d], [b,t,g,d] and [b,t,g,e]"));
+        };
+        need("k", k, &Type::new(q.dtype, [b, t, g, d]))?;
+        need("v", v, &Type::new(q.dtype, [b, t, g, e]))?;
+        need("q_pos", q_pos, &Type::i32([b, s]))?;
+        need("k_pos", k_pos, &Type::i32([b, t]))?;
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        if !self.scale.is_finite() || self.window == Some(0) || !self.softcap.is_none_or(positive) {
+            return Err(format!("scale, window or softcap is out of range: {self:?}"));
+        }
+        Ok(vec![Type::new(q.dtype, [b, s, g, r, e])])
+    }
+
+    /// Every query needs all keys, and every score all of d; the rest passes.
+    fn rule(&self, args: &[&Type], results: &[&Type]) -> Rule {
+        let mut rule = Rule::default();
+        let q = rule.dims(&args[0].shape, FactorKind::Pass);
+        rule.factors[4].kind = FactorKind::Replicate;
+        let t = vec![rule.factor(args[1].shape[1], FactorKind::Replicate)];
+        let e = vec![rule.factor(results[0].shape[4], FactorKind::Pass)];
+        let [b, s, g, r, d] = [0, 1, 2, 3, 4].map(|i: usize| q[i].clone());
+        rule.operands = vec![
+            q,
+            vec![b.clone(), t.clone(), g.clone(), d],
+            vec![b.clone(), t.clone(), g.clone(), e.clone()],
+            vec![b.clone(), s.clone()],
+            vec![b.clone(), t],
+        ];
+        rule.results.push(vec![b, s, g, r, e]);
+        rule
+    }
+
+    /// Two products over every pair of positions, masked ones counted, and the softmax.
+    fn flops(&self, args: &[&Type], results: &[&Type]) -> f64 {
+        let [queries, d, t, e] =
+            [args[0].shape[..4].iter().product(), args[0].shape[4], args[1].shape[1], results[0].shape[4]]
+                .map(|n: usize| n as f64);
+        queries * t * (2.0 * (d + e) + 12.0)
+    }
+
+    /// Linear in v.
+    fn partial(&self, args: &[Option<ReduceKind>]) -> Option<ReduceKind> {
+        match args {
+            [None, None, Some(ReduceKind::Sum), None, None] => Some(ReduceKind::Sum),
+            _ => None,
+        }
+    }
+
+    /// Heads of zeros attend evenly to zeros.
+    fn result_pads(&self, rule: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
+        let mut result = vec![vec![sharding::Pad::Unspecified; 5]];
+        result[0][2] = rule.carried_pads(pads, &[0, 1, 2])[0][2];
+        result
+    }
+
+    fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {
+        Op::Attention(self.clone())
+    }
+
+    fn eval(&self, args: &[&Tensor], results: &[&Type], _: At) -> Result<Vec<Tensor>, String> {
+        let [q, k, v, q_pos, k_pos] = [0, 1, 2, 3, 4].map(|i: usize| args[i]);
+        let [s, g, r, d] = [1, 2, 3, 4].map(|i: usize| q.ty.shape[i]);
+        let (t, e) = (k.ty.shape[1], v.ty.shape[3]);
+        let mut out = Tensor::zeros(results[0].clone());
+        let mut scores = vec![0.0; t];
+        for (i, row) in out.data.chunks_exact_mut(e).enumerate() {
+            let (query, head) = (i / (g * r), i / r % g);
+            let (batch, at) = (query / s, q_pos.data[query]);
+            let qs = &q.data[i * d..(i + 1) * d];
+            let kv = |j: usize| (batch * t + j) * g + head;
+            for (j, score) in scores.iter_mut().enumerate() {
+                let ks = &k.data[kv(j) * d..(kv(j) + 1) * d];
+                let x = self.scale * qs.iter().zip(ks).map(|(a, b)| a * b).sum::<f64>();
+                let x = self.softcap.map_or(x, |cap| cap * (x / cap).tanh());
+                *score = if self.sees(at, k_pos.data[batch * t + j]) { x } else { f64::NEG_INFINITY };
+            }
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            if max == f64::NEG_INFINITY && !scores.iter().any(|x| x.is_nan()) {
+                continue;
+            }
+            scores.iter_mut().for_each(|x| *x = (*x - max).exp());
+            let sum: f64 = scores.iter().sum();
+            for (j, weight) in scores.iter().enumerate().filter(|(_, w)| **w != 0.0) {
+                let vs = &v.data[kv(j) * e..(kv(j) + 1) * e];
+                row.iter_mut().zip(vs).for_each(|(o, x)| *o += weight / sum * x);
+            }
+        }
+        Ok(vec![out])
+    }
+
+    fn decompose(&self, f: &mut Func, args: &[ValueId]) -> Option<Result<Vec<ValueId>, Diagnostic>> {
+        Some(self.build(f, args))
+    }
+}
+
+impl Attention {
+    fn build(&self, f: &mut Func, args: &[ValueId]) -> Result<Vec<ValueId>, Diagnostic> {
+        let &[q, k, v, q_pos, k_pos] = args else {
+            return Err(Diagnostic::internal("attention takes 5 operands"));
+        };
+        // [b,s,g,r,d] x [b,t,g,d] -> [b,g,s,r,t].
+        let dot = DotGeneral {
+            lhs_batch: vec![0, 2],
+            rhs_batch: vec![0, 2],
+            lhs_contract: vec![4],
+            rhs_contract: vec![3],
+        };
+        let products = f.one(Op::DotGeneral(dot), &[q, k])?;
+        let mut scores = f.scaled(products, self.scale)?;
+        if let Some(cap) = self.softcap {
+            scores = f.scaled(scores, 1.0 / cap)?;
+            scores = f.unary(UnaryKind::Tanh, scores)?;
+            scores = f.scaled(scores, cap)?;
+        }
+        let mask = self.mask(f, scores, q_pos, k_pos)?;
+        let low = f.splat_like(scores, -1e30)?;
+        let seen = f.one(Op::Select, &[mask, scores, low])?;
+        let max = f.reduce_keep(ReduceKind::Max, seen, 4)?;
+        let shifted = f.binary(BinaryKind::Sub, seen, max)?;
+        let e = f.unary(UnaryKind::Exp, shifted)?;
+        let zero = f.splat_like(e, 0.0)?;
+        let e = f.one(Op::Select, &[mask, e, zero])?;
+        // The largest term is 1, so a sum below that means that no key is seen: 0 / 1 gives the zeros.
+        let sum = f.reduce_keep(ReduceKind::Sum, e, 4)?;
+        let one = f.splat_like(sum, 1.0)?;
+        let sum = f.binary(BinaryKind::Max, sum, one)?;
+        let weights = f.binary(BinaryKind::Div, e, sum)?;
+        // [b,g,s,r,t] x [b,t,g,e] -> [b,g,s,r,e].
+        let dot = DotGeneral {
+            lhs_batch: vec![0, 1],
+            rhs_batch: vec![0, 2],
+            lhs_contract: vec![4],
+            rhs_contract: vec![1],
+        };
+        let mixed = f.one(Op::DotGeneral(dot), &[weights, v])?;
+        Ok(vec![f.one(Op::Transpose(vec![0, 2, 1, 3, 4]), &[mixed])?])
+    }
+
+    /// Which keys each query sees, bool of the shape of `scores` [b,g,s,r,t].
+    fn mask(
+        &self,
+        f: &mut Func,
+        scores: ValueId,
+        q_pos: ValueId,
+        k_pos: ValueId,
+    ) -> Result<ValueId, Diagnostic> {
+        let q = f.broadcast_like(q_pos, &[0, 2], scores)?;
+        let k = f.broadcast_like(k_pos, &[0, 4], scores)?;
+        let zero = f.splat_like(k, 0.0)?;
+        let mut mask = f.one(Op::Compare(CompareKind::Ge), &[k, zero])?;
+        if self.causal {
+            let past = f.one(Op::Compare(CompareKind::Le), &[k, q])?;
+            mask = f.binary(BinaryKind::And, mask, past)?;
+        }
+        if let Some(w) = self.window {
+            let w = f.splat_like(k, w as f64)?;
+            let first = f.binary(BinaryKind::Sub, q, w)?;
+            let near = f.one(Op::Compare(CompareKind::Gt), &[k, first])?;
+            mask = f.binary(BinaryKind::And, mask, near)?;
+        }
+        debug_assert_eq!(f.ty(mask).dtype, DType::Bool);
+        Ok(mask)
+    }
+}

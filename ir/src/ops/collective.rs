@@ -1,0 +1,238 @@
+//! Ops of the local level: collectives, the device's piece of a value, and masking of padding.
+
+use super::{Define, Op, all_partial, need_dim, operands};
+use crate::eval::{At, Tensor, piece_of, round_to};
+use crate::mesh::AxisRef;
+use crate::rule::{Rule, Split};
+use crate::sharding::{self, local_extent};
+use crate::types::{ReduceKind, Type};
+use serde::{Deserialize, Serialize};
+
+/// Collectives over `axes` (the group of [`crate::Mesh::group`]); local level only.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Collective {
+    /// Every device gets the reduction of all.
+    AllReduce { axes: Vec<AxisRef>, kind: ReduceKind },
+    /// Pieces of `dim` are concatenated in group order; `global` is the extent of the result dim without padding (the
+    /// result's local extent may be shorter than the sum of the pieces: padding is dropped).
+    AllGather { axes: Vec<AxisRef>, dim: usize, global: usize },
+    /// Reduced, then each device keeps its piece (split rule) of `dim`, whose extent before is `global`.
+    ReduceScatter { axes: Vec<AxisRef>, dim: usize, kind: ReduceKind, global: usize },
+    /// `split` (extent before: `split_global`) becomes split by `axes`, `concat` (extent after: `concat_global`) whole.
+    AllToAll { axes: Vec<AxisRef>, split: usize, split_global: usize, concat: usize, concat_global: usize },
+}
+
+/// The device's piece of `dim` (extent before: `global`) under the split rule, no communication. Local level only.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShardSlice {
+    pub axes: Vec<AxisRef>,
+    pub dim: usize,
+    pub global: usize,
+}
+
+/// Sets the padding of `dim`, of global extent `global` split by `axes`, to `value`. Local level only.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MaskTail {
+    pub axes: Vec<AxisRef>,
+    pub dim: usize,
+    pub global: usize,
+    pub value: f64,
+}
+
+impl Collective {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Collective::AllReduce { .. } => "all_reduce",
+            Collective::AllGather { .. } => "all_gather",
+            Collective::ReduceScatter { .. } => "reduce_scatter",
+            Collective::AllToAll { .. } => "all_to_all",
+        }
+    }
+
+    /// The axes whose devices take part.
+    pub fn axes(&self) -> &[AxisRef] {
+        match self {
+            Collective::AllReduce { axes, .. }
+            | Collective::AllGather { axes, .. }
+            | Collective::ReduceScatter { axes, .. }
+            | Collective::AllToAll { axes, .. } => axes,
+        }
+    }
+}
+
+/// `x` with `dim` whole before and the piece of it after.
+fn split_dim(x: &mut Type, dim: usize, axes: &[AxisRef], global: usize) -> Result<(), String> {
+    need_dim(dim, x)?;
+    if x.shape[dim] != global {
+        return Err(format!("dim {dim} of {x} has not the extent {global}"));
+    }
+    x.shape[dim] = local_extent(global, axes);
+    Ok(())
+}
+
+/// `x` with `dim` a piece before and whole after.
+fn join_dim(x: &mut Type, dim: usize, axes: &[AxisRef], global: usize) -> Result<(), String> {
+    need_dim(dim, x)?;
+    if x.shape[dim] != local_extent(global, axes) {
+        return Err(format!("dim {dim} of {x} is no piece of a dim of extent {global}"));
+    }
+    x.shape[dim] = global;
+    Ok(())
+}
+
+fn check_axes(axes: &[AxisRef]) -> Result<(), String> {
+    match axes.iter().any(|a| a.size == 0 || a.pre == 0) {
+        true => Err("an axis has size 0".into()),
+        false => Ok(()),
+    }
+}
+
+impl Define for Collective {
+    fn infer(&self, args: &[&Type]) -> Result<Vec<Type>, String> {
+        let [x] = operands(args)?;
+        let mut x = x.clone();
+        check_axes(self.axes())?;
+        match self {
+            Collective::AllReduce { .. } => {}
+            Collective::AllGather { axes, dim, global } => join_dim(&mut x, *dim, axes, *global)?,
+            Collective::ReduceScatter { axes, dim, global, .. } => split_dim(&mut x, *dim, axes, *global)?,
+            Collective::AllToAll { split, concat, .. } if split == concat => {
+                return Err(format!("dim {split} cannot be both split and joined"));
+            }
+            Collective::AllToAll { axes, split, split_global, concat, concat_global } => {
+                split_dim(&mut x, *split, axes, *split_global)?;
+                join_dim(&mut x, *concat, axes, *concat_global)?;
+            }
+        }
+        Ok(vec![x])
+    }
+
+    fn rule(&self, args: &[&Type], results: &[&Type]) -> Rule {
+        Rule::replicated(args, results)
+    }
+
+    fn flops(&self, args: &[&Type], _: &[&Type]) -> f64 {
+        match self {
+            Collective::AllReduce { .. } | Collective::ReduceScatter { .. } => args[0].elements() as f64,
+            Collective::AllGather { .. } | Collective::AllToAll { .. } => 0.0,
+        }
+    }
+
+    /// About an axis that the collective does not run over.
+    fn partial(&self, args: &[Option<ReduceKind>]) -> Option<ReduceKind> {
+        match self {
+            Collective::AllReduce { kind, .. } | Collective::ReduceScatter { kind, .. } => {
+                all_partial(args).filter(|k| k == kind)
+            }
+            Collective::AllGather { .. } | Collective::AllToAll { .. } => all_partial(args),
+        }
+    }
+
+    /// Dims that are not cut or joined keep their padding; the tail of a new piece is not written.
+    fn result_pads(&self, _: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
+        let mut pads = pads[0].clone();
+        match self {
+            Collective::AllReduce { .. } | Collective::AllGather { .. } => {}
+            Collective::ReduceScatter { dim, .. } => pads[*dim] = sharding::Pad::Unspecified,
+            Collective::AllToAll { split, .. } => pads[*split] = sharding::Pad::Unspecified,
+        }
+        vec![pads]
+    }
+
+    fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {
+        Op::Collective(self.clone())
+    }
+
+    fn eval(&self, _: &[&Tensor], _: &[&Type], _: At) -> Result<Vec<Tensor>, String> {
+        Err("needs the other devices".into())
+    }
+}
+
+impl Define for ShardSlice {
+    fn infer(&self, args: &[&Type]) -> Result<Vec<Type>, String> {
+        let [x] = operands(args)?;
+        let mut x = x.clone();
+        check_axes(&self.axes)?;
+        split_dim(&mut x, self.dim, &self.axes, self.global)?;
+        Ok(vec![x])
+    }
+
+    fn rule(&self, args: &[&Type], results: &[&Type]) -> Rule {
+        Rule::replicated(args, results)
+    }
+
+    fn flops(&self, _: &[&Type], _: &[&Type]) -> f64 {
+        0.0
+    }
+
+    fn bytes(&self, _: &[&Type], results: &[&Type]) -> f64 {
+        2.0 * results[0].bytes() as f64
+    }
+
+    fn partial(&self, args: &[Option<ReduceKind>]) -> Option<ReduceKind> {
+        all_partial(args)
+    }
+
+    fn result_pads(&self, _: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
+        let mut pads = pads[0].clone();
+        pads[self.dim] = sharding::Pad::Unspecified;
+        vec![pads]
+    }
+
+    fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {
+        Op::ShardSlice(self.clone())
+    }
+
+    fn eval(&self, args: &[&Tensor], _: &[&Type], at: At) -> Result<Vec<Tensor>, String> {
+        Ok(vec![piece_of(args[0], &at.mesh, at.device, &self.axes, self.dim)])
+    }
+}
+
+impl Define for MaskTail {
+    fn infer(&self, args: &[&Type]) -> Result<Vec<Type>, String> {
+        let [x] = operands(args)?;
+        check_axes(&self.axes)?;
+        join_dim(&mut x.clone(), self.dim, &self.axes, self.global)?;
+        Ok(vec![x.clone()])
+    }
+
+    fn rule(&self, args: &[&Type], results: &[&Type]) -> Rule {
+        Rule::replicated(args, results)
+    }
+
+    fn flops(&self, _: &[&Type], _: &[&Type]) -> f64 {
+        0.0
+    }
+
+    fn partial(&self, args: &[Option<ReduceKind>]) -> Option<ReduceKind> {
+        // The mask is set on each device: a sum of masks is one only when it is zero.
+        all_partial(args).filter(|&kind| kind != ReduceKind::Sum || self.value == 0.0)
+    }
+
+    fn result_pads(&self, _: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
+        if self.value == 0.0 {
+            let mut pads = pads[0].clone();
+            pads[self.dim] = sharding::Pad::Zero;
+            vec![pads]
+        } else {
+            // The masked rows run through the padding of the other dims.
+            vec![vec![sharding::Pad::Unspecified; pads[0].len()]]
+        }
+    }
+
+    fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {
+        Op::MaskTail(self.clone())
+    }
+
+    fn eval(&self, args: &[&Tensor], results: &[&Type], at: At) -> Result<Vec<Tensor>, String> {
+        let mut out = Tensor::splat(results[0].clone(), round_to(results[0].dtype, self.value));
+        let zero = vec![0; results[0].rank()];
+        let mut extent = results[0].shape.clone();
+        extent[self.dim] = sharding::span(&at.mesh, at.device, self.global, &self.axes).len;
+        if extent[self.dim] > 0 {
+            out.paste(&zero, args[0], &zero, &extent);
+        }
+        Ok(vec![out])
+    }
+}

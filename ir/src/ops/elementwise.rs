@@ -1,0 +1,310 @@
+//! Elementwise functions of one and two operands, and comparisons.
+
+use super::{Define, Op, need, need_float, operands, same_shape_rule};
+use crate::eval::{At, Tensor, erf};
+use crate::rule::{Rule, Split};
+use crate::sharding;
+use crate::types::{DType, ReduceKind, Type};
+use serde::{Deserialize, Serialize};
+
+/// An enum whose variants have names in the text form.
+macro_rules! kinds {
+    ($(#[$doc:meta])* $name:ident { $($(#[$each:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum $name { $($(#[$each])* $variant,)* }
+
+        impl $name {
+            pub const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// The name in every text form.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text,)* }
+            }
+
+            /// The inverse of `name`.
+            pub fn from_name(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|k| k.name() == name)
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Elementwise functions of one operand. `Gelu` is the erf form, `GeluTanh` the tanh approximation.
+    /// `Neg`, `Abs` and `Relu` also take integers; `Not` takes bools.
+    UnaryKind {
+        Neg = "neg",
+        Abs = "abs",
+        Exp = "exp",
+        Log = "log",
+        Sqrt = "sqrt",
+        Rsqrt = "rsqrt",
+        Recip = "recip",
+        Sin = "sin",
+        Cos = "cos",
+        Tanh = "tanh",
+        Erf = "erf",
+        Sigmoid = "sigmoid",
+        Silu = "silu",
+        Gelu = "gelu",
+        GeluTanh = "gelu_tanh",
+        Relu = "relu",
+        Not = "not",
+    }
+}
+
+kinds! {
+    /// Elementwise functions of two operands of equal type. `And` and `Or` take bools, `Pow` floats, the others
+    /// numbers. Integer division truncates; by zero it gives 0.
+    BinaryKind {
+        Add = "add",
+        Sub = "sub",
+        Mul = "mul",
+        Div = "div",
+        Max = "max",
+        Min = "min",
+        Pow = "pow",
+        And = "and",
+        Or = "or",
+    }
+}
+
+kinds! {
+    /// Elementwise comparisons of two operands of equal type; the result is `bool`.
+    CompareKind {
+        Eq = "eq",
+        Ne = "ne",
+        Lt = "lt",
+        Le = "le",
+        Gt = "gt",
+        Ge = "ge",
+    }
+}
+
+impl UnaryKind {
+    /// The function on one number.
+    pub fn apply(self, x: f64) -> f64 {
+        match self {
+            UnaryKind::Neg => -x,
+            UnaryKind::Abs => x.abs(),
+            UnaryKind::Exp => x.exp(),
+            UnaryKind::Log => x.ln(),
+            UnaryKind::Sqrt => x.sqrt(),
+            UnaryKind::Rsqrt => 1.0 / x.sqrt(),
+            UnaryKind::Recip => 1.0 / x,
+            UnaryKind::Sin => x.sin(),
+            UnaryKind::Cos => x.cos(),
+            UnaryKind::Tanh => x.tanh(),
+            UnaryKind::Erf => erf(x),
+            UnaryKind::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            UnaryKind::Silu => x / (1.0 + (-x).exp()),
+            UnaryKind::Gelu => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+            UnaryKind::GeluTanh => {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                0.5 * x * (1.0 + inner.tanh())
+            }
+            UnaryKind::Relu => x.max(0.0),
+            UnaryKind::Not => f64::from(u8::from(x == 0.0)),
+        }
+    }
+
+    /// Whether zero maps to zero.
+    fn keeps_zero(self) -> bool {
+        use UnaryKind::*;
+        match self {
+            Neg | Abs | Sqrt | Sin | Tanh | Erf | Silu | Gelu | GeluTanh | Relu => true,
+            Exp | Log | Rsqrt | Recip | Cos | Sigmoid | Not => false,
+        }
+    }
+}
+
+impl Define for UnaryKind {
+    fn infer(&self, args: &[&Type]) -> Result<Vec<Type>, String> {
+        let [x] = operands(args)?;
+        match self {
+            UnaryKind::Not if x.dtype != DType::Bool => return Err(format!("needs bool elements, got {x}")),
+            UnaryKind::Not => {}
+            UnaryKind::Neg | UnaryKind::Abs | UnaryKind::Relu => need_number(x)?,
+            _ => need_float(x)?,
+        }
+        Ok(vec![x.clone()])
+    }
+
+    fn rule(&self, _: &[&Type], results: &[&Type]) -> Rule {
+        same_shape_rule(1, &results[0].shape)
+    }
+
+    fn flops(&self, _: &[&Type], results: &[&Type]) -> f64 {
+        results[0].elements() as f64
+    }
+
+    fn partial(&self, args: &[Option<ReduceKind>]) -> Option<ReduceKind> {
+        use UnaryKind::*;
+        match (self, args[0]?) {
+            (Neg, ReduceKind::Sum) => Some(ReduceKind::Sum),
+            (Neg, ReduceKind::Max) => Some(ReduceKind::Min),
+            (Neg, ReduceKind::Min) => Some(ReduceKind::Max),
+            // Functions that never decrease commute with max and min.
+            (Exp | Tanh | Erf | Sigmoid | Relu, kind @ (ReduceKind::Max | ReduceKind::Min)) => Some(kind),
+            _ => None,
+        }
+    }
+
+    fn result_pads(&self, rule: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
+        rule.carried_pads(pads, if self.keeps_zero() { &[0] } else { &[] })
+    }
+
+    fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {
+        Op::Unary(*self)
+    }
+
+    fn eval(&self, args: &[&Tensor], results: &[&Type], _: At) -> Result<Vec<Tensor>, String> {
+        let dtype = results[0].dtype;
+        let data = args[0].data.iter().map(|&x| keep_exact(dtype, self.apply(x)));
+        Ok(vec![Tensor { ty: results[0].clone(), data: data.collect::<Result<_, _>>()? }])
+    }
+}
+
+impl BinaryKind {
+    /// The function on two numbers of a type.
+    pub fn apply(self, dtype: DType, a: f64, b: f64) -> f64 {
+        match self {
+            BinaryKind::Add => a + b,
+            BinaryKind::Sub => a - b,
+            // Products of two i32 pass 2^53, where f64 would round before the wrap.
+            BinaryKind::Mul if dtype == DType::I32 => f64::from((a as i32).wrapping_mul(b as i32)),
+            BinaryKind::Mul => a * b,
+            BinaryKind::Div if dtype.is_float() => a / b,
+            BinaryKind::Div if b == 0.0 => 0.0,
+            BinaryKind::Div => (a / b).trunc(),
+            BinaryKind::Max => a.max(b),
+            BinaryKind::Min => a.min(b),
+            BinaryKind::Pow => a.powf(b),
+            BinaryKind::And => a * b,
+            BinaryKind::Or => a.max(b),
+        }
+    }
+}
+
+impl Define for BinaryKind {
+    fn infer(&self, args: &[&Type]) -> Result<Vec<Type>, String> {
+        let [a, b] = operands(args)?;
+        need("the second operand", b, a)?;
+        match self {
+            BinaryKind::And | BinaryKind::Or if a.dtype == DType::Bool => {}
+            BinaryKind::And | BinaryKind::Or => return Err(format!("needs bool elements, got {a}")),
+            BinaryKind::Pow => need_float(a)?,
+            _ => need_number(a)?,
+        }
+        Ok(vec![a.clone()])
+    }
+
+    fn rule(&self, _: &[&Type], results: &[&Type]) -> Rule {
+        same_shape_rule(2, &results[0].shape)
+    }
+
+    fn flops(&self, _: &[&Type], results: &[&Type]) -> f64 {
+        results[0].elements() as f64
+    }
+
+    fn partial(&self, args: &[Option<ReduceKind>]) -> Option<ReduceKind> {
+        use BinaryKind::*;
+        use ReduceKind::{Max as MaxOf, Min as MinOf, Sum};
+        match (self, args[0], args[1]) {
+            (Add | Sub, Some(Sum), Some(Sum)) => Some(Sum),
+            (Mul, Some(Sum), None) | (Mul, None, Some(Sum)) | (Div, Some(Sum), None) => Some(Sum),
+            // A shift of every contribution shifts their maximum.
+            (Add, Some(kind @ (MaxOf | MinOf)), None) | (Add, None, Some(kind @ (MaxOf | MinOf))) => {
+                Some(kind)
+            }
+            (Sub, Some(kind @ (MaxOf | MinOf)), None) => Some(kind),
+            (Sub, None, Some(MaxOf)) => Some(MinOf),
+            (Sub, None, Some(MinOf)) => Some(MaxOf),
+            (Max, Some(MaxOf) | None, Some(MaxOf) | None) => Some(MaxOf),
+            (Min, Some(MinOf) | None, Some(MinOf) | None) => Some(MinOf),
+            _ => None,
+        }
+    }
+
+    fn result_pads(&self, rule: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
+        match self {
+            // 0 / 0 is NaN and 0 ^ 0 is 1.
+            BinaryKind::Div | BinaryKind::Pow => rule.carried_pads(pads, &[]),
+            _ => rule.carried_pads(pads, &[0, 1]),
+        }
+    }
+
+    fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {
+        Op::Binary(*self)
+    }
+
+    fn eval(&self, args: &[&Tensor], results: &[&Type], _: At) -> Result<Vec<Tensor>, String> {
+        let dtype = results[0].dtype;
+        let pairs = args[0].data.iter().zip(&args[1].data);
+        let data = pairs.map(|(&a, &b)| keep_exact(dtype, self.apply(dtype, a, b)));
+        Ok(vec![Tensor { ty: results[0].clone(), data: data.collect::<Result<_, _>>()? }])
+    }
+}
+
+impl CompareKind {
+    pub fn apply(self, a: f64, b: f64) -> bool {
+        match self {
+            CompareKind::Eq => a == b,
+            CompareKind::Ne => a != b,
+            CompareKind::Lt => a < b,
+            CompareKind::Le => a <= b,
+            CompareKind::Gt => a > b,
+            CompareKind::Ge => a >= b,
+        }
+    }
+}
+
+impl Define for CompareKind {
+    fn infer(&self, args: &[&Type]) -> Result<Vec<Type>, String> {
+        let [a, b] = operands(args)?;
+        need("the second operand", b, a)?;
+        Ok(vec![Type::new(DType::Bool, a.shape.clone())])
+    }
+
+    fn rule(&self, _: &[&Type], results: &[&Type]) -> Rule {
+        same_shape_rule(2, &results[0].shape)
+    }
+
+    fn flops(&self, _: &[&Type], results: &[&Type]) -> f64 {
+        results[0].elements() as f64
+    }
+
+    fn result_pads(&self, rule: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
+        match self {
+            CompareKind::Ne | CompareKind::Lt | CompareKind::Gt => rule.carried_pads(pads, &[0, 1]),
+            CompareKind::Eq | CompareKind::Le | CompareKind::Ge => rule.carried_pads(pads, &[]),
+        }
+    }
+
+    fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {
+        Op::Compare(*self)
+    }
+
+    fn eval(&self, args: &[&Tensor], results: &[&Type], _: At) -> Result<Vec<Tensor>, String> {
+        let pairs = args[0].data.iter().zip(&args[1].data);
+        let data = pairs.map(|(&a, &b)| f64::from(u8::from(self.apply(a, b)))).collect();
+        Ok(vec![Tensor { ty: results[0].clone(), data }])
+    }
+}
+
+fn need_number(ty: &Type) -> Result<(), String> {
+    if ty.dtype == DType::Bool { Err(format!("needs numbers, got {ty}")) } else { Ok(()) }
+}
+
+/// Wraps an exact integer result to its type; floats stay as they are.
+pub(super) fn keep_exact(dtype: DType, x: f64) -> Result<f64, String> {
+    match dtype {
+        DType::I32 => Ok(f64::from(x as i64 as i32)),
+        DType::I64 if x.abs() > 9_007_199_254_740_992.0 => {
+            Err(format!("the integer {x} is beyond 2^53, which the evaluator cannot hold"))
+        }
+        _ => Ok(x),
+    }
+}
