@@ -1,0 +1,233 @@
+//! Contractions as matrix products: dims of equal kind that step alike are merged; what remains of rows and columns beyond one dim
+//! becomes outer loops, and operands whose contracted dims do not merge are copied dense first.
+
+use super::express::{Dim, Map, softmax};
+use super::func::{FuncLowering, View, dense_strides};
+use super::kernel_build::KernelBuilder;
+use pcc_ir::kernel::NodeId;
+use pcc_ir::ops::{Attention, BinaryKind, CompareKind, DotGeneral, UnaryKind};
+use pcc_ir::program::{BatchDim, Gemm, InstrKind, Matrix};
+use pcc_ir::{DType, Diagnostic, Inst, Type, ValueId};
+
+/// One dim of a product: its extent and its stride in each of a, b and c (0 where it does not occur).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Step {
+    extent: i64,
+    a: i64,
+    b: i64,
+    c: i64,
+}
+
+/// The dims of a product, each list major to minor.
+#[derive(Default)]
+struct Product {
+    batch: Vec<Step>,
+    m: Vec<Step>,
+    n: Vec<Step>,
+    k: Vec<Step>,
+}
+
+/// Drops dims of extent 1 and merges neighbours that step alike in all three matrices.
+fn merge(steps: &[Step]) -> Vec<Step> {
+    let mut out: Vec<Step> = Vec::new();
+    for &s in steps.iter().filter(|s| s.extent != 1) {
+        match out.last_mut() {
+            Some(o) if o.a == s.a * s.extent && o.b == s.b * s.extent && o.c == s.c * s.extent => {
+                *o = Step { extent: o.extent * s.extent, ..s };
+            }
+            _ => out.push(s),
+        }
+    }
+    out
+}
+
+/// Takes the longest dim out of a merged list; an empty list gives a dim of extent 1.
+fn take_longest(steps: &mut Vec<Step>) -> Step {
+    let longest = (0..steps.len()).max_by_key(|&i| (steps[i].extent, i));
+    longest.map_or(Step { extent: 1, a: 0, b: 0, c: 0 }, |i| steps.remove(i))
+}
+
+impl FuncLowering<'_> {
+    fn view(&self, v: ValueId) -> Result<View, Diagnostic> {
+        let view = self.views.get(&v).cloned();
+        view.ok_or_else(|| Diagnostic::internal(format!("{v} enters a matrix product without a buffer")))
+    }
+
+    fn emit_product(&mut self, p: Product, alpha: f64, views: [&View; 3], what: &str) {
+        let (mut m, mut n, mut k) = (merge(&p.m), merge(&p.n), merge(&p.k));
+        let (m1, n1, k1) = (take_longest(&mut m), take_longest(&mut n), take_longest(&mut k));
+        let mut outer = p.batch;
+        outer.extend(m);
+        outer.extend(n);
+        let batch = merge(&outer);
+        let matrix = |view: &View, row, col| Matrix { loc: Self::loc(view, 4), dtype: DType::F32, row, col };
+        let gemm = Gemm {
+            m: m1.extent as u64,
+            n: n1.extent as u64,
+            k: k1.extent as u64,
+            alpha,
+            a: matrix(views[0], m1.a, k1.a),
+            b: matrix(views[1], k1.b, n1.b),
+            c: matrix(views[2], m1.c, n1.c),
+            batch: batch
+                .iter()
+                .map(|s| BatchDim { extent: s.extent as u64, a: s.a, b: s.b, c: s.c })
+                .collect(),
+            accumulate: false,
+        };
+        self.emit(InstrKind::Gemm(gemm), what, String::new());
+    }
+
+    pub fn lower_dot(&mut self, inst: &Inst, dot: &DotGeneral) -> Result<(), Diagnostic> {
+        let (lhs, rhs, out) = (inst.args[0], inst.args[1], inst.results[0]);
+        for v in [lhs, rhs, out] {
+            if self.func.ty(v).dtype != DType::F32 {
+                return Err(Diagnostic::input(format!("a matrix product of {}", self.func.ty(v).dtype))
+                    .at(Self::what(inst))
+                    .why("the CPU target multiplies f32 matrices")
+                    .help("convert the operands to f32 before the product"));
+            }
+        }
+        let (mut a, mut b) = (self.view(lhs)?, self.view(rhs)?);
+        let c = self.destination(out);
+        let mut p = self.dot_dims(dot, inst, &a, &b, &c);
+        if merge(&p.k).len() > 1 {
+            let what = Self::what(inst);
+            a = self.dense_copy(lhs, &dot.lhs_batch, &dot.lhs_contract, &what)?;
+            b = self.dense_copy(rhs, &dot.rhs_batch, &dot.rhs_contract, &what)?;
+            p = self.dot_dims(dot, inst, &a, &b, &c);
+        }
+        self.emit_product(p, 1.0, [&a, &b, &c], &Self::what(inst));
+        Ok(())
+    }
+
+    fn dot_dims(&self, dot: &DotGeneral, inst: &Inst, a: &View, b: &View, c: &View) -> Product {
+        let (lhs, rhs) = (&self.func.ty(inst.args[0]).shape, &self.func.ty(inst.args[1]).shape);
+        let mut p = Product::default();
+        for (i, (&l, &r)) in dot.lhs_batch.iter().zip(&dot.rhs_batch).enumerate() {
+            p.batch.push(Step { extent: lhs[l] as i64, a: a.strides[l], b: b.strides[r], c: c.strides[i] });
+        }
+        let mut at = dot.lhs_batch.len();
+        for l in (0..lhs.len()).filter(|l| !dot.lhs_batch.contains(l) && !dot.lhs_contract.contains(l)) {
+            p.m.push(Step { extent: lhs[l] as i64, a: a.strides[l], b: 0, c: c.strides[at] });
+            at += 1;
+        }
+        for r in (0..rhs.len()).filter(|r| !dot.rhs_batch.contains(r) && !dot.rhs_contract.contains(r)) {
+            p.n.push(Step { extent: rhs[r] as i64, a: 0, b: b.strides[r], c: c.strides[at] });
+            at += 1;
+        }
+        for (&l, &r) in dot.lhs_contract.iter().zip(&dot.rhs_contract) {
+            p.k.push(Step { extent: lhs[l] as i64, a: a.strides[l], b: b.strides[r], c: 0 });
+        }
+        p
+    }
+
+    /// A copy of `v` laid out as [batch, free, contracted], in the order the product names them.
+    fn dense_copy(
+        &mut self,
+        v: ValueId,
+        batch: &[usize],
+        contract: &[usize],
+        what: &str,
+    ) -> Result<View, Diagnostic> {
+        let ty = self.func.ty(v).clone();
+        let free = (0..ty.rank()).filter(|d| !batch.contains(d) && !contract.contains(d));
+        let order: Vec<usize> = batch.iter().copied().chain(free).chain(contract.iter().copied()).collect();
+        let shape: Vec<usize> = order.iter().map(|&d| ty.shape[d]).collect();
+        let mut strides = vec![0; order.len()];
+        for (&d, s) in order.iter().zip(dense_strides(&shape)) {
+            strides[d] = s;
+        }
+        let view = View { buf: self.frame_buffer(&ty), offset: 0, strides };
+        self.copy_to(v, &view, what)?;
+        Ok(view)
+    }
+
+    /// Scores, masked softmax in place, weighted sum: two products and one row kernel. Shapes as [`Attention`] says.
+    pub fn lower_attention(&mut self, inst: &Inst, att: &Attention) -> Result<(), Diagnostic> {
+        let what = Self::what(inst);
+        let dims = |v: ValueId| self.func.ty(v).shape.iter().map(|&n| n as i64).collect::<Vec<_>>();
+        let (qs, ks, vs) = (dims(inst.args[0]), dims(inst.args[1]), dims(inst.args[2]));
+        let (b, s, g, r, d) = (qs[0], qs[1], qs[2], qs[3], qs[4]);
+        let (t, e) = (ks[1], vs[3]);
+        let (q, k, v) = (self.view(inst.args[0])?, self.view(inst.args[1])?, self.view(inst.args[2])?);
+        let shape: Vec<usize> = [b, g, r, s, t].iter().map(|&n| n as usize).collect();
+        let scores = self.frame_buffer(&Type::f32(shape.clone()));
+        let scores = View { buf: scores, offset: 0, strides: dense_strides(&shape) };
+        let sc = &scores.strides;
+        let score = Product {
+            batch: vec![
+                Step { extent: b, a: q.strides[0], b: k.strides[0], c: sc[0] },
+                Step { extent: g, a: q.strides[2], b: k.strides[2], c: sc[1] },
+            ],
+            m: vec![
+                Step { extent: r, a: q.strides[3], b: 0, c: sc[2] },
+                Step { extent: s, a: q.strides[1], b: 0, c: sc[3] },
+            ],
+            n: vec![Step { extent: t, a: 0, b: k.strides[1], c: sc[4] }],
+            k: vec![Step { extent: d, a: q.strides[4], b: k.strides[3], c: 0 }],
+        };
+        self.emit_product(score, att.scale, [&q, &k, &scores], &format!("{what} scores"));
+        self.mask_and_normalise(inst, att, &scores, &shape, &what)?;
+        let out = self.destination(inst.results[0]);
+        let weighted = Product {
+            batch: vec![
+                Step { extent: b, a: sc[0], b: v.strides[0], c: out.strides[0] },
+                Step { extent: g, a: sc[1], b: v.strides[2], c: out.strides[2] },
+            ],
+            m: vec![
+                Step { extent: r, a: sc[2], b: 0, c: out.strides[3] },
+                Step { extent: s, a: sc[3], b: 0, c: out.strides[1] },
+            ],
+            n: vec![Step { extent: e, a: 0, b: v.strides[3], c: out.strides[4] }],
+            k: vec![Step { extent: t, a: sc[4], b: v.strides[1], c: 0 }],
+        };
+        self.emit_product(weighted, 1.0, [&scores, &v, &out], &format!("{what} values"));
+        Ok(())
+    }
+
+    fn mask_and_normalise(
+        &mut self,
+        inst: &Inst,
+        att: &Attention,
+        scores: &View,
+        shape: &[usize],
+        what: &str,
+    ) -> Result<(), Diagnostic> {
+        let mut k = KernelBuilder::new(shape.iter().map(|&n| n as i64).collect());
+        let map = Map::identity(shape);
+        let (offset, strides) = map.address(scores, k.rank());
+        let read = k.access(scores.buf, offset, strides, DType::F32, false);
+        let mut x = k.load(read);
+        if let Some(cap) = att.softcap {
+            let (cap, inverse) = (k.f32(cap), k.f32(1.0 / cap));
+            let scaled = k.binary(BinaryKind::Mul, x, inverse);
+            let t = k.unary(UnaryKind::Tanh, scaled);
+            x = k.binary(BinaryKind::Mul, t, cap);
+        }
+        let q_pos = self.express(&mut k, inst.args[3], &Map(vec![Dim::iter(0), Dim::iter(3)]))?;
+        let k_pos = self.express(&mut k, inst.args[4], &Map(vec![Dim::iter(0), Dim::iter(4)]))?;
+        let mask = seen(&mut k, att, q_pos, k_pos);
+        let p = softmax(&mut k, x, Some(mask));
+        self.store(&mut k, scores, &map, &Type::f32(shape.to_vec()), p);
+        self.launch(k.finish("attention_softmax"), &format!("{what} softmax"));
+        Ok(())
+    }
+}
+
+/// Whether the query at `q_pos` sees the key at `k_pos`.
+fn seen(k: &mut KernelBuilder, att: &Attention, q_pos: NodeId, k_pos: NodeId) -> NodeId {
+    let zero = k.i32(0);
+    let mut mask = k.compare(CompareKind::Ge, k_pos, zero);
+    if att.causal {
+        let past = k.compare(CompareKind::Le, k_pos, q_pos);
+        mask = k.binary(BinaryKind::And, mask, past);
+    }
+    if let Some(window) = att.window {
+        let width = k.i32(window.min(i32::MAX as usize) as i64);
+        let reach = k.binary(BinaryKind::Add, k_pos, width);
+        let near = k.compare(CompareKind::Gt, reach, q_pos);
+        mask = k.binary(BinaryKind::And, mask, near);
+    }
+    mask
+}

@@ -1,0 +1,224 @@
+//! Decides which values own a buffer.
+//!
+//! A value owns one if something other than a kernel made or needs it (matrix products, collectives, tables of gathers, results), if it
+//! is the result of a row reduction or of an op that writes its output in parts, or if several instructions would recompute it.
+
+use super::func::{dense_strides, unit_reshape};
+use pcc_ir::ops::{Literal, Op};
+use pcc_ir::{Func, InstId, ValueId};
+use std::collections::{HashMap, HashSet};
+
+/// Inlined expressions deeper than this are cut: kernels stay of a size that compiles fast.
+const MAX_EXPRESSION: u32 = 48;
+
+pub(super) struct Materialise {
+    pub def: HashMap<ValueId, InstId>,
+    pub owned: HashSet<ValueId>,
+    pub layout: HashMap<ValueId, Vec<i64>>,
+    /// Instructions whose results nothing uses.
+    pub dead: HashSet<InstId>,
+}
+
+/// Ops that are strided views of their operand.
+fn is_view(op: &Op) -> bool {
+    matches!(op, Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) | Op::Reshape(_))
+}
+
+/// Ops whose value a consumer may compute for itself, element by element.
+fn is_inlinable(op: &Op) -> bool {
+    is_view(op)
+        || matches!(
+            op,
+            Op::Iota(_)
+                | Op::Unary(_)
+                | Op::Binary(_)
+                | Op::Compare(_)
+                | Op::Select
+                | Op::Convert(_)
+                | Op::MaskTail(_)
+                | Op::Gather(_)
+                | Op::ShardSlice(_)
+        )
+        || matches!(op, Op::Constant(c) if matches!(c.value, Literal::Splat(_)))
+}
+
+/// Cheap enough to recompute in every consumer.
+fn is_free(op: &Op) -> bool {
+    is_view(op) || matches!(op, Op::Iota(_) | Op::Constant(_))
+}
+
+/// Whether the op reads operand `i` through a kernel that can inline it.
+fn reads_inlined(op: &Op, i: usize) -> bool {
+    match op {
+        Op::DotGeneral(_) | Op::Collective(_) | Op::Call(_) | Op::ShardSlice(_) => false,
+        Op::Attention(_) => i >= 3,
+        Op::Gather(_) => i == 1,
+        _ => true,
+    }
+}
+
+pub(super) fn plan(func: &Func) -> Materialise {
+    let mut def = HashMap::new();
+    for (at, inst) in func.insts.iter().enumerate() {
+        for &r in &inst.results {
+            def.insert(r, at);
+        }
+    }
+    let dead = dead_insts(func, &def);
+    let uses = count_uses(func, &dead);
+    let mut p = Planner { func, def: &def, owned: HashSet::new() };
+    for &v in &func.results {
+        p.own(v);
+    }
+    for (_, inst) in func.insts.iter().enumerate().filter(|(at, _)| !dead.contains(at)) {
+        p.visit(inst, &uses);
+    }
+    let mut owned = p.owned;
+    cut_deep_expressions(func, &dead, &mut owned);
+    let layout = transposed_layouts(func, &dead, &uses, &owned);
+    Materialise { def, owned, layout, dead }
+}
+
+fn dead_insts(func: &Func, def: &HashMap<ValueId, InstId>) -> HashSet<InstId> {
+    let mut live = HashSet::new();
+    let mut work: Vec<ValueId> = func.results.clone();
+    while let Some(v) = work.pop() {
+        if let Some(&at) = def.get(&v)
+            && live.insert(at)
+        {
+            work.extend(&func.insts[at].args);
+        }
+    }
+    (0..func.insts.len()).filter(|at| !live.contains(at)).collect()
+}
+
+fn count_uses(func: &Func, dead: &HashSet<InstId>) -> HashMap<ValueId, u32> {
+    let mut uses = HashMap::new();
+    for (_, inst) in func.insts.iter().enumerate().filter(|(at, _)| !dead.contains(at)) {
+        for &a in &inst.args {
+            *uses.entry(a).or_insert(0) += 1;
+        }
+    }
+    uses
+}
+
+struct Planner<'a> {
+    func: &'a Func,
+    def: &'a HashMap<ValueId, InstId>,
+    owned: HashSet<ValueId>,
+}
+
+impl Planner<'_> {
+    fn own(&mut self, v: ValueId) {
+        self.owned.insert(v);
+    }
+
+    /// Makes sure `v` has a view: what lies under its shape ops is owned.
+    fn own_base(&mut self, v: ValueId) {
+        match self.def.get(&v).map(|&at| &self.func.insts[at]) {
+            Some(inst) if is_view(&inst.op) => {
+                let under = inst.args[0];
+                if let Op::Reshape(to) = &inst.op
+                    && unit_reshape(&self.func.ty(under).shape, to).is_none()
+                    && !self.is_dense_source(under)
+                {
+                    // The view needs its operand row-major; make the reshape's operand a buffer of its own.
+                    self.own(under);
+                    return;
+                }
+                self.own_base(under);
+            }
+            Some(inst) if matches!(&inst.op, Op::Constant(c) if matches!(c.value, Literal::Dense(_))) => {}
+            _ => self.own(v),
+        }
+    }
+
+    /// Whether `v` will have a row-major view if its base is owned.
+    fn is_dense_source(&self, v: ValueId) -> bool {
+        match self.def.get(&v).map(|&at| &self.func.insts[at]) {
+            None => true,
+            Some(inst) => match &inst.op {
+                Op::Reshape(_) => self.is_dense_source(inst.args[0]),
+                op => !is_view(op),
+            },
+        }
+    }
+
+    fn visit(&mut self, inst: &pcc_ir::Inst, uses: &HashMap<ValueId, u32>) {
+        for &r in &inst.results {
+            let shared = uses.get(&r).copied().unwrap_or(0) > 1 && !is_free(&inst.op);
+            let dense_constant = matches!(&inst.op, Op::Constant(c) if matches!(c.value, Literal::Dense(_)));
+            if !dense_constant && (!is_inlinable(&inst.op) || shared) {
+                self.own(r);
+            }
+        }
+        for (i, &a) in inst.args.iter().enumerate() {
+            if !reads_inlined(&inst.op, i) {
+                self.own_base(a);
+            }
+        }
+        // A general reshape inside an expression needs its operand as a row-major buffer.
+        if let Op::Reshape(to) = &inst.op
+            && unit_reshape(&self.func.ty(inst.args[0]).shape, to).is_none()
+        {
+            let under = inst.args[0];
+            if self.is_dense_source(under) { self.own_base(under) } else { self.own(under) }
+        }
+    }
+}
+
+/// Owns intermediate values of very large expressions.
+fn cut_deep_expressions(func: &Func, dead: &HashSet<InstId>, owned: &mut HashSet<ValueId>) {
+    let mut size: HashMap<ValueId, u32> = HashMap::new();
+    for (at, inst) in func.insts.iter().enumerate() {
+        if dead.contains(&at) {
+            continue;
+        }
+        let total = 1 + inst
+            .args
+            .iter()
+            .filter(|a| !owned.contains(a))
+            .map(|a| size.get(a).copied().unwrap_or(1))
+            .sum::<u32>();
+        for &r in &inst.results {
+            if total > MAX_EXPRESSION {
+                owned.insert(r);
+            }
+            size.insert(r, if owned.contains(&r) { 1 } else { total });
+        }
+    }
+}
+
+/// A dot whose only consumer is a transpose is written in the transpose's order, so that what follows is dense.
+fn transposed_layouts(
+    func: &Func,
+    dead: &HashSet<InstId>,
+    uses: &HashMap<ValueId, u32>,
+    owned: &HashSet<ValueId>,
+) -> HashMap<ValueId, Vec<i64>> {
+    let mut layout = HashMap::new();
+    let dots: HashSet<ValueId> = func
+        .insts
+        .iter()
+        .filter(|i| matches!(i.op, Op::DotGeneral(_)))
+        .flat_map(|i| i.results.iter().copied())
+        .filter(|r| uses.get(r) == Some(&1) && !func.results.contains(r))
+        .collect();
+    for (at, inst) in func.insts.iter().enumerate() {
+        if dead.contains(&at) {
+            continue;
+        }
+        if let Op::Transpose(perm) = &inst.op
+            && dots.contains(&inst.args[0])
+            && !owned.contains(&inst.results[0])
+        {
+            let outer = dense_strides(&func.ty(inst.results[0]).shape);
+            let mut strides = vec![0; perm.len()];
+            for (i, &p) in perm.iter().enumerate() {
+                strides[p] = outer[i];
+            }
+            layout.insert(inst.args[0], strides);
+        }
+    }
+    layout
+}

@@ -1,0 +1,196 @@
+//! Ops that write their result in parts, or reduce it: rope, concat, pad, update, reduce.
+
+use super::express::{Dim, Map, base_scalar};
+use super::func::{FuncLowering, View, dense_strides};
+use super::kernel_build::KernelBuilder;
+use pcc_ir::kernel::At;
+use pcc_ir::ops::{BinaryKind, Op, Pad, Reduce, Rope, Update};
+use pcc_ir::program::Scalar;
+use pcc_ir::{Diagnostic, Func, Inst, Type, ValueId};
+
+/// Arguments that an `update` may change in place: used by nothing else, and its result is a result of the function.
+pub(super) fn in_place_pairs(func: &Func) -> Vec<(usize, usize)> {
+    let uses = |v: ValueId| {
+        func.insts.iter().flat_map(|i| &i.args).filter(|&&a| a == v).count()
+            + func.results.iter().filter(|&&r| r == v).count()
+    };
+    let mut pairs = Vec::new();
+    for inst in func.insts.iter().filter(|i| matches!(i.op, Op::Update(_))) {
+        let arg = func.args.iter().position(|&a| a == inst.args[0]);
+        let result = func.results.iter().position(|&r| r == inst.results[0]);
+        let once = func.results.iter().filter(|&&r| r == inst.results[0]).count() == 1;
+        if let (Some(a), Some(r)) = (arg, result)
+            && once
+            && uses(inst.args[0]) == 1
+        {
+            pairs.push((a, r));
+        }
+    }
+    pairs
+}
+
+impl FuncLowering<'_> {
+    pub fn lower_rope(&mut self, inst: &Inst, rope: &Rope) -> Result<(), Diagnostic> {
+        let (x, cos, sin, out) = (inst.args[0], inst.args[1], inst.args[2], inst.results[0]);
+        let ty = self.func.ty(out).clone();
+        let last = ty.rank() - 1;
+        let half = self.func.ty(cos).shape[2];
+        let mut shape = ty.shape.clone();
+        shape[last] = half;
+        let to = self.destination(out);
+        let mut k = KernelBuilder::new(shape.iter().map(|&n| n as i64).collect());
+        let part = |second: bool| {
+            let mut map = Map::identity(&shape);
+            map.0[last] = match (rope.interleaved, second) {
+                (true, s) => Dim { iter: Some(last), scale: 2, offset: i64::from(s) },
+                (false, s) => Dim { iter: Some(last), scale: 1, offset: if s { half as i64 } else { 0 } },
+            };
+            map
+        };
+        let angle = Map(vec![Dim::iter(0), Dim::iter(1), Dim::iter(last)]);
+        let (first, second) = (part(false), part(true));
+        let (a, b) = (self.express(&mut k, x, &first)?, self.express(&mut k, x, &second)?);
+        let (c, s) = (self.express(&mut k, cos, &angle)?, self.express(&mut k, sin, &angle)?);
+        let mut product = |p, q| k.binary(BinaryKind::Mul, p, q);
+        let (ac, bs, bc, as_) = (product(a, c), product(b, s), product(b, c), product(a, s));
+        let lo = k.binary(BinaryKind::Sub, ac, bs);
+        let hi = k.binary(BinaryKind::Add, bc, as_);
+        self.store(&mut k, &to, &first, &ty, lo);
+        self.store(&mut k, &to, &second, &ty, hi);
+        self.launch(k.finish("rope"), &Self::what(inst));
+        if 2 * half < ty.shape[last] {
+            self.copy_tail(x, &to, last, 2 * half, &Self::what(inst))?;
+        }
+        Ok(())
+    }
+
+    /// Copies elements `from..` of dim `dim` of `v` to the same place of `to`.
+    fn copy_tail(
+        &mut self,
+        v: ValueId,
+        to: &View,
+        dim: usize,
+        from: usize,
+        what: &str,
+    ) -> Result<(), Diagnostic> {
+        let ty = self.func.ty(v).clone();
+        let mut shape = ty.shape.clone();
+        shape[dim] -= from;
+        let mut k = KernelBuilder::new(shape.iter().map(|&n| n as i64).collect());
+        let mut map = Map::identity(&shape);
+        map.0[dim].offset = from as i64;
+        let node = self.express(&mut k, v, &map)?;
+        self.store(&mut k, to, &map, &ty, node);
+        self.launch(k.finish("copy"), what);
+        Ok(())
+    }
+
+    pub fn lower_concat(&mut self, inst: &Inst, dim: usize) -> Result<(), Diagnostic> {
+        let to = self.destination(inst.results[0]);
+        let mut at = 0;
+        for &a in &inst.args {
+            let part = View { offset: to.offset + at * to.strides[dim], ..to.clone() };
+            self.copy_to(a, &part, &Self::what(inst))?;
+            at += self.func.ty(a).shape[dim] as i64;
+        }
+        Ok(())
+    }
+
+    pub fn lower_pad(&mut self, inst: &Inst, pad: &Pad) -> Result<(), Diagnostic> {
+        let out = inst.results[0];
+        let ty = self.func.ty(out).clone();
+        let to = self.destination(out);
+        let mut k = KernelBuilder::new(ty.shape.iter().map(|&n| n as i64).collect());
+        let fill = k.constant(ty.dtype, pad.value);
+        self.store(&mut k, &to, &Map::identity(&ty.shape), &ty, fill);
+        self.launch(k.finish("fill"), &Self::what(inst));
+        let skip: i64 = pad.low.iter().zip(&to.strides).map(|(&l, &s)| l as i64 * s).sum();
+        self.copy_to(inst.args[0], &View { offset: to.offset + skip, ..to }, &Self::what(inst))
+    }
+
+    pub fn lower_update(&mut self, inst: &Inst, u: &Update) -> Result<(), Diagnostic> {
+        let (old, new, start, out) = (inst.args[0], inst.args[1], inst.args[2], inst.results[0]);
+        let to = match self.in_place_of(out) {
+            Some(view) => {
+                self.views.insert(out, view.clone());
+                view
+            }
+            None => {
+                let to = self.destination(out);
+                self.copy_to(old, &to, &Self::what(inst))?;
+                to
+            }
+        };
+        let shape = self.func.ty(new).shape.clone();
+        let mut k = KernelBuilder::new(shape.iter().map(|&n| n as i64).collect());
+        let map = Map::identity(&shape);
+        let node = self.express(&mut k, new, &map)?;
+        let first = self.express(&mut k, start, &Map(map.0[..u.batch].to_vec()))?;
+        let row = k.node(pcc_ir::kernel::Node::Index(u.batch as u32));
+        let mut index = k.binary(BinaryKind::Add, first, row);
+        let limit = match &u.base {
+            Some(base) => {
+                let b = k.scalar(base_scalar(base));
+                index = k.binary(BinaryKind::Sub, index, b);
+                Scalar::Valid { global: base.global as u64, axes: base.axes.clone() }
+            }
+            None => Scalar::Const(self.func.ty(out).shape[u.batch] as i64),
+        };
+        let limit = k.scalar_id(limit);
+        let stride = k.scalar_id(Scalar::Const(to.strides[u.batch]));
+        let mut place = map.clone();
+        place.0[u.batch] = Dim::fixed(0);
+        let (offset, strides) = place.address(&to, k.rank());
+        let access = k.access(to.buf, offset, strides, self.func.ty(out).dtype, true);
+        k.store(access, node, Some(At { index, stride, limit }));
+        self.launch(k.finish("update"), &Self::what(inst));
+        Ok(())
+    }
+
+    /// One row kernel per reduced dim, last dim first.
+    pub fn lower_reduce(&mut self, inst: &Inst, reduce: &Reduce) -> Result<(), Diagnostic> {
+        let out = inst.results[0];
+        let ty = self.func.ty(inst.args[0]).clone();
+        if !ty.dtype.is_float() {
+            return Err(Diagnostic::input(format!("a reduction of {}", ty.dtype))
+                .at(Self::what(inst))
+                .why("the CPU target reduces floats")
+                .help("convert the operand to f32 before the reduction"));
+        }
+        let mut dims = reduce.dims.clone();
+        dims.sort_unstable();
+        if dims.is_empty() {
+            let to = self.destination(out);
+            return self.copy_to(inst.args[0], &to, &Self::what(inst));
+        }
+        let mut shape = ty.shape.clone();
+        let mut from: Option<View> = None;
+        while let Some(dim) = dims.pop() {
+            let extents: Vec<usize> =
+                (0..shape.len()).filter(|&d| d != dim).chain([dim]).map(|d| shape[d]).collect();
+            let mut k = KernelBuilder::new(extents.iter().map(|&n| n as i64).collect());
+            let order: Vec<usize> = (0..shape.len()).filter(|&d| d != dim).chain([dim]).collect();
+            let map = Map::permuted(&order, &shape);
+            let x = match &from {
+                None => self.express(&mut k, inst.args[0], &map)?,
+                Some(view) => {
+                    let (offset, strides) = map.address(view, k.rank());
+                    let access = k.access(view.buf, offset, strides, ty.dtype, false);
+                    k.load(access)
+                }
+            };
+            let r = k.row_reduce(reduce.kind, x);
+            shape.remove(dim);
+            let part = Type::new(ty.dtype, shape.clone());
+            let to = if dims.is_empty() {
+                self.destination(out)
+            } else {
+                View { buf: self.frame_buffer(&part), offset: 0, strides: dense_strides(&shape) }
+            };
+            self.store(&mut k, &to, &Map::identity(&shape), &part, r);
+            self.launch(k.finish("reduce"), &Self::what(inst));
+            from = Some(to);
+        }
+        Ok(())
+    }
+}

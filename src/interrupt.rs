@@ -1,0 +1,52 @@
+//! Ctrl-C and termination: half-written outputs are removed and the exit code is 128 + the signal's number.
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Starts the thread that waits for signals. Without it (no threads left) signals keep their default effect.
+pub fn install() {
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            for path in unfinished().drain(..) {
+                remove(&path);
+            }
+            std::process::exit(128 + signal);
+        }
+    });
+}
+
+fn unfinished() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+fn remove(path: &Path) {
+    let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+}
+
+/// A path that is removed on a signal, and when this goes out of scope.
+pub struct Unfinished(PathBuf);
+
+impl Unfinished {
+    pub fn new(path: PathBuf) -> Self {
+        unfinished().push(path.clone());
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        unfinished().retain(|p| *p != self.0);
+        if self.0.exists() {
+            remove(&self.0);
+        }
+    }
+}
