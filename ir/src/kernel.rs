@@ -61,8 +61,16 @@ pub enum Node {
     Load(AccessId),
     /// Element at an extra offset of `index * scalars[stride]` elements from the access's address; the value is zero, and nothing is read,
     /// when `index` (i32 node) is outside `0..scalars[limit]`.
-    LoadAt { access: AccessId, index: NodeId, stride: u32, limit: u32 },
-    Const { dtype: DType, bits: u64 },
+    LoadAt {
+        access: AccessId,
+        index: NodeId,
+        stride: u32,
+        limit: u32,
+    },
+    Const {
+        dtype: DType,
+        bits: u64,
+    },
     /// Run-time scalar as i32.
     Scalar(u32),
     /// Index along an iteration dim, as i32.

@@ -269,11 +269,20 @@ pub enum Base {
 pub enum Scalar {
     Const(i64),
     /// Valid extent of the device's piece of a dim of extent `global` split by `axes`: `span.len`.
-    Valid { global: u64, axes: Vec<AxisRef> },
+    Valid {
+        global: u64,
+        axes: Vec<AxisRef>,
+    },
     /// Offset of that piece: `span.start`.
-    Base { global: u64, axes: Vec<AxisRef> },
+    Base {
+        global: u64,
+        axes: Vec<AxisRef>,
+    },
     /// Position in the group over `axes`, times `by`.
-    Index { axes: Vec<AxisRef>, by: u64 },
+    Index {
+        axes: Vec<AxisRef>,
+        by: u64,
+    },
 }
 
 impl Scalar {

@@ -5,9 +5,9 @@
 //! short (or empty) has padding at its tail. With several axes padding can occur inside the dim, not only at
 //! its end. [`Sharding::span`] says which global elements a device holds.
 
+use crate::graph::ValueId;
 use crate::mesh::{AxisRef, Mesh, group_size};
 use crate::types::{ReduceKind, Type};
-use crate::graph::ValueId;
 use serde::{Deserialize, Serialize};
 
 /// Placement of a value over the mesh. An axis (or sub-axis) appears at most once in all of `dims` and
