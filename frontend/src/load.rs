@@ -1,0 +1,258 @@
+//! The front door: a path to a model of any kind becomes a [`Model`].
+
+use crate::config::Config;
+use crate::families::{self, Description};
+use crate::transformer::{Capacity, Network};
+use crate::weights::Checkpoint;
+use crate::{gguf_config, json};
+use pcc_ir::program::{ModelInfo, Task};
+use pcc_ir::{Diagnostic, Module};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// What a model is loaded for.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Extent of the module's batch dim: the rows of one micro-batch over all replicas.
+    pub batch_rows: usize,
+    /// Extent of the sequence dim; by default the smaller of 512 and the model's limit.
+    pub seq: Option<usize>,
+    /// A checkpoint, for a model that comes without one or to replace its own.
+    pub weights: Option<PathBuf>,
+    /// Of random parameters, when there is no checkpoint.
+    pub seed: u64,
+}
+
+/// A loaded model.
+#[derive(Debug)]
+pub struct Model {
+    pub module: Module,
+    pub info: ModelInfo,
+    /// Where parameters that are views of tensors are read from.
+    pub checkpoint: Option<Checkpoint>,
+    /// The file with the tokenizer, if one came with the model.
+    pub tokenizer: Option<PathBuf>,
+    /// What the user should know: that weights are random, for instance.
+    pub notices: Vec<String>,
+    /// Most positions the model can take.
+    pub max_seq: usize,
+}
+
+/// What is known of a model before it is built; defaults depend on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    pub family: String,
+    pub class: String,
+    pub task: Task,
+    pub layers: usize,
+    /// Most positions the model can take.
+    pub max_seq: usize,
+}
+
+/// Sequence capacity when none is asked for and the model can take more.
+const DEFAULT_SEQ: usize = 512;
+
+/// What a path leads to.
+enum Source {
+    /// A family's model, with its own checkpoint if it has one.
+    Family { fields: Map<String, Value>, checkpoint: Option<Checkpoint> },
+}
+
+/// A path that was looked at.
+struct Opened {
+    /// Of the config, for messages.
+    place: String,
+    name: String,
+    source: Source,
+    tokenizer: Option<PathBuf>,
+}
+
+/// Reads what a model is, without building it or opening separate weights.
+///
+/// # Errors
+/// As [`load`], as far as the model's description is concerned.
+pub fn describe(path: &Path) -> Result<Summary, Diagnostic> {
+    let opened = open(path)?;
+    match &opened.source {
+        Source::Family { fields, .. } => {
+            let d = read_config(fields, &opened.place)?;
+            Ok(Summary {
+                family: d.family.into(),
+                class: d.class.into(),
+                task: d.transformer.task,
+                layers: d.transformer.layers.len(),
+                max_seq: d.transformer.max_seq,
+            })
+        }
+    }
+}
+
+/// Loads a model: a Hugging Face `config.json` or folder, or a GGUF file.
+///
+/// # Errors
+/// One diagnostic: a file that cannot be read or is malformed, a model or field that is not supported, sizes that do
+/// not fit together or overflow, a sequence longer than the model takes, weights of another model.
+pub fn load(path: &Path, options: &LoadOptions) -> Result<Model, Diagnostic> {
+    let Opened { place, name, source, tokenizer } = open(path)?;
+    match source {
+        Source::Family { fields, checkpoint } => {
+            let description = read_config(&fields, &place)?;
+            let checkpoint = match &options.weights {
+                Some(path) => Some(Checkpoint::open(path)?),
+                None => checkpoint,
+            };
+            build_family(&description, &fields, name, checkpoint, tokenizer, options)
+        }
+    }
+}
+
+fn build_family(
+    d: &Description,
+    fields: &Map<String, Value>,
+    name: String,
+    checkpoint: Option<Checkpoint>,
+    tokenizer: Option<PathBuf>,
+    options: &LoadOptions,
+) -> Result<Model, Diagnostic> {
+    let max_seq = d.transformer.max_seq;
+    let seq = options.seq.unwrap_or(DEFAULT_SEQ.min(max_seq));
+    if seq == 0 || seq > max_seq {
+        return Err(Diagnostic::input(format!("a sequence of {seq} positions does not fit the model"))
+            .why(format!("it takes 1 to {max_seq} positions"))
+            .help(format!("give --seq {} or less", max_seq)));
+    }
+    let capacity = Capacity { rows: options.batch_rows, seq, seed: options.seed };
+    let mut network = d.transformer.build(&name, d.naming, capacity)?;
+    let parameters = count_parameters(&network)?;
+    let mut notices = Vec::new();
+    match &checkpoint {
+        Some(checkpoint) => d.naming.bind(&mut network, checkpoint)?,
+        None => notices.push(format!("no weights were given: they are random, from seed {}", options.seed)),
+    }
+    let info = ModelInfo {
+        name,
+        family: d.family.into(),
+        class: d.class.into(),
+        parameters,
+        task: d.transformer.task,
+        vocab: d.transformer.vocab,
+        seq,
+        layers: d.transformer.layers.len(),
+        tokenizer: tokenizer.as_ref().map(|p| p.display().to_string()),
+        bos: token_ids(fields.get("bos_token_id")).first().copied(),
+        eos: token_ids(fields.get("eos_token_id")),
+    };
+    Ok(Model { module: network.module, info, checkpoint, tokenizer, notices, max_seq })
+}
+
+/// Scalars in all parameters, or a diagnostic when their bytes pass 2^60.
+fn count_parameters(network: &Network) -> Result<u64, Diagnostic> {
+    let bytes = network
+        .module
+        .params
+        .values()
+        .try_fold(0u64, |sum, p| sum.checked_add(p.ty.checked()? as u64).filter(|&n| n < 1 << 60));
+    match bytes {
+        Some(_) => Ok(network.module.parameters()),
+        None => Err(Diagnostic::input("the model's parameters together pass 2^60 bytes")),
+    }
+}
+
+/// One id or a list of them.
+fn token_ids(value: Option<&Value>) -> Vec<u32> {
+    let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+    match value {
+        Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
+        Some(v) => id(v).into_iter().collect(),
+        None => vec![],
+    }
+}
+
+/// The family's description, with the file as the place of what is wrong.
+fn read_config(fields: &Map<String, Value>, place: &str) -> Result<Description, Diagnostic> {
+    families::read(&Config::new(fields, "")).map_err(|d| if d.place.is_none() { d.at(place) } else { d })
+}
+
+fn open(path: &Path) -> Result<Opened, Diagnostic> {
+    let stem = |p: &Path| p.file_stem().map_or_else(|| "model".into(), |s| s.to_string_lossy().into_owned());
+    if path.is_dir() {
+        return open_folder(path);
+    }
+    if !path.exists() {
+        return Err(Diagnostic::input("there is no such model").at(path.display().to_string()).help(KINDS));
+    }
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("gguf") => open_gguf(path),
+        Some("safetensors") => Err(Diagnostic::input("weights alone are no model")
+            .at(path.display().to_string())
+            .help("give the folder with their config.json, or the config with --weights")),
+        _ => {
+            let opened = Opened {
+                place: path.display().to_string(),
+                name: stem(path),
+                source: read_json(path)?,
+                tokenizer: None,
+            };
+            Ok(opened)
+        }
+    }
+}
+
+/// What a model may be, for messages.
+const KINDS: &str =
+    "a model is a model.json, a Hugging Face config.json, a folder with one of them, or a GGUF file";
+
+fn open_folder(folder: &Path) -> Result<Opened, Diagnostic> {
+    let inside = |end: &str| folder_files(folder, end);
+    let config = folder.join("config.json");
+    if !config.is_file() {
+        return match inside(".gguf").as_slice() {
+            [one] => open_gguf(one),
+            _ => Err(Diagnostic::input("the folder is no model")
+                .at(folder.display().to_string())
+                .why("it has neither a config.json nor exactly one GGUF file")
+                .help(KINDS)),
+        };
+    }
+    let name = folder.canonicalize().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
+    let mut source = read_json(&config)?;
+    let Source::Family { checkpoint, .. } = &mut source;
+    if !inside(".safetensors").is_empty() {
+        *checkpoint = Some(Checkpoint::open(folder)?);
+    }
+    let tokenizer = Some(folder.join("tokenizer.json")).filter(|t| t.is_file());
+    let place = config.display().to_string();
+    Ok(Opened { place, name: name.unwrap_or_else(|| "model".into()), source, tokenizer })
+}
+
+/// Files of a folder whose names end so.
+fn folder_files(folder: &Path, end: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
+    let mut found: Vec<PathBuf> = entries.filter(|p| p.to_string_lossy().ends_with(end)).collect();
+    found.sort();
+    found
+}
+
+fn open_gguf(path: &Path) -> Result<Opened, Diagnostic> {
+    let checkpoint = Checkpoint::open(path)?;
+    let fields = gguf_config::read(&checkpoint)?;
+    let name = path.file_stem().map_or_else(|| "model".into(), |s| s.to_string_lossy().into_owned());
+    Ok(Opened {
+        place: path.display().to_string(),
+        name,
+        source: Source::Family { fields, checkpoint: Some(checkpoint) },
+        tokenizer: Some(path.to_path_buf()),
+    })
+}
+
+fn read_json(path: &Path) -> Result<Source, Diagnostic> {
+    match json::read(path)? {
+        Value::Object(fields) if fields.contains_key("model_type") => {
+            Ok(Source::Family { fields, checkpoint: None })
+        }
+        _ => Err(Diagnostic::input("the file is neither a Hugging Face config nor a model.json")
+            .at(path.display().to_string())
+            .why("it has no `model_type`")
+            .help(format!("supported model types: {}", families::supported()))),
+    }
+}

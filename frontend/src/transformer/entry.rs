@@ -1,0 +1,171 @@
+//! Puts functions together: the chain of calls that makes up an entry, with its inputs, parameters and states.
+
+use super::func::Built;
+use super::{Capacity, Transformer, Weight};
+use crate::naming::Naming;
+use pcc_ir::graph::{Entry, Label, Role};
+use pcc_ir::{Func, FuncId, Module, Op, Param, ParamId, State, StateId, Type, ValueId};
+use std::collections::HashMap;
+
+/// A module, and what each of its parameters is.
+#[derive(Clone, Debug)]
+pub struct Network {
+    pub module: Module,
+    /// One per parameter: its role and logical shape, and the layer it belongs to.
+    pub weights: Vec<(Weight, Option<usize>)>,
+}
+
+/// A function of the module, ready to be called.
+#[derive(Clone, Debug)]
+pub(super) struct Callee {
+    id: FuncId,
+    weights: Vec<Weight>,
+    results: Vec<Type>,
+}
+
+/// The module under construction.
+pub(super) struct NetworkBuilder<'a> {
+    pub(super) model: &'a Transformer,
+    pub(super) naming: &'a Naming,
+    pub(super) capacity: Capacity,
+    module: Module,
+    weights: Vec<(Weight, Option<usize>)>,
+    params: HashMap<(String, Option<usize>), ParamId>,
+    states: HashMap<String, StateId>,
+}
+
+impl<'a> NetworkBuilder<'a> {
+    pub(super) fn new(model: &'a Transformer, name: &str, naming: &'a Naming, capacity: Capacity) -> Self {
+        Self {
+            model,
+            naming,
+            capacity,
+            module: Module { name: name.to_owned(), ..Module::default() },
+            weights: Vec::new(),
+            params: HashMap::new(),
+            states: HashMap::new(),
+        }
+    }
+
+    pub(super) fn add_func(&mut self, built: Built) -> Callee {
+        let results = built.func.results.iter().map(|&r| built.func.ty(r).clone()).collect();
+        Callee { id: self.module.funcs.push(built.func), weights: built.weights, results }
+    }
+
+    /// The parameter of a role in a layer, made at its first use.
+    fn param(&mut self, weight: &Weight, layer: Option<usize>) -> ParamId {
+        let layer = layer.filter(|_| self.naming.in_layer(&weight.role));
+        let key = (weight.role.clone(), layer);
+        if let Some(&id) = self.params.get(&key) {
+            return id;
+        }
+        let name = self.naming.name(&weight.role, layer);
+        let source = weight.without_checkpoint(self.capacity.seed, &name);
+        let ty = Type::f32(weight.shape.clone());
+        let id = self.module.params.push(Param { name, ty, source, sharding: None });
+        self.weights.push((weight.clone(), layer));
+        self.params.insert(key, id);
+        id
+    }
+
+    fn state(&mut self, name: String, ty: &Type) -> StateId {
+        let states = &mut self.module.states;
+        *self
+            .states
+            .entry(name.clone())
+            .or_insert_with(|| states.push(State { name, ty: ty.clone(), sharding: None }))
+    }
+
+    /// Adds the parameters no entry uses, and ends the module.
+    pub(super) fn finish(mut self) -> Network {
+        for weight in &self.model.unused {
+            self.param(weight, None);
+        }
+        Network { module: self.module, weights: self.weights }
+    }
+}
+
+/// An entry function under construction.
+pub(super) struct EntryBuilder {
+    name: String,
+    func: Func,
+    roles: Vec<(ValueId, Role)>,
+    /// New value, argument and name of each state.
+    new_states: Vec<(ValueId, ValueId, String)>,
+}
+
+impl EntryBuilder {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.into(), func: Func::new(name), roles: Vec::new(), new_states: Vec::new() }
+    }
+
+    pub(super) fn input(&mut self, ty: Type, name: &str, labels: &[Option<Label>]) -> ValueId {
+        let v = self.func.arg(ty, name);
+        self.func.values[v].labels = labels.to_vec();
+        self.roles.push((v, Role::Input(name.to_owned())));
+        v
+    }
+
+    /// The argument for a parameter or state, made at its first use.
+    fn held(&mut self, role: Role, ty: Type, name: String) -> ValueId {
+        if let Some((v, _)) = self.roles.iter().find(|(_, r)| *r == role) {
+            return *v;
+        }
+        let v = self.func.arg(ty, name);
+        self.roles.push((v, role));
+        v
+    }
+
+    /// Calls a function with the given chain values and inputs; its weights are those of `layer`. Each `(name, type)` of
+    /// `states` is passed last, and its new value is among the last results; the other results are returned.
+    pub(super) fn call(
+        &mut self,
+        network: &mut NetworkBuilder,
+        callee: &Callee,
+        inputs: &[ValueId],
+        layer: Option<usize>,
+        states: Vec<(String, Type)>,
+    ) -> Vec<ValueId> {
+        let mut args = inputs.to_vec();
+        for weight in &callee.weights {
+            let id = network.param(weight, layer);
+            let param = &network.module.params[id];
+            let (ty, name) = (param.ty.clone(), param.name.clone());
+            args.push(self.held(Role::Param(id), ty, name));
+        }
+        let mut held = Vec::new();
+        for (name, ty) in states {
+            let id = network.state(name.clone(), &ty);
+            let v = self.held(Role::State(id), ty, name.clone());
+            self.func.values[v].labels = vec![Some(Label::Batch), None, None, None];
+            args.push(v);
+            held.push((v, name));
+        }
+        let loc = layer.map_or_else(String::new, |i| network.naming.layer_module(i));
+        let mut results = self.func.push(Op::Call(callee.id), args, callee.results.clone(), &loc);
+        let new = results.split_off(results.len().saturating_sub(held.len()));
+        self.new_states.extend(new.into_iter().zip(held).map(|(new, (old, name))| (new, old, name)));
+        results
+    }
+
+    /// Adds the entry to the module: arguments are inputs, then parameters, then states; results `outputs`, then states.
+    pub(super) fn finish(mut self, network: &mut NetworkBuilder, outputs: &[(&str, ValueId)]) {
+        self.roles.sort_by_key(|(_, role)| match role {
+            Role::Input(_) => 0,
+            Role::Param(_) => 1,
+            Role::State(_) => 2,
+        });
+        self.func.args = self.roles.iter().map(|(v, _)| *v).collect();
+        self.func.results =
+            outputs.iter().map(|(_, v)| *v).chain(self.new_states.iter().map(|s| s.0)).collect();
+        let position = |v| self.func.args.iter().position(|&a| a == v).unwrap_or_default();
+        let aliases =
+            self.new_states.iter().enumerate().map(|(i, s)| (position(s.1), outputs.len() + i)).collect();
+        let states = self.new_states.iter().map(|s| s.2.clone());
+        let results = outputs.iter().map(|(name, _)| (*name).to_owned()).chain(states).collect();
+        crate::canonical::renumber(&mut self.func);
+        let args = self.roles.into_iter().map(|(_, role)| role).collect();
+        let func = network.module.funcs.push(self.func);
+        network.module.entries.push(Entry { name: self.name, func, args, results, aliases, weight: 1.0 });
+    }
+}

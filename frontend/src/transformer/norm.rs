@@ -1,0 +1,22 @@
+//! Normalisation over the last dim.
+
+use super::func::FuncBuilder;
+use super::{Kind, Norm};
+use pcc_ir::ops::{LayerNorm, Op, RmsNorm};
+use pcc_ir::{Diagnostic, ValueId};
+
+impl Norm {
+    /// `x [.., h] -> [.., h]`, with weights `role.weight` and, of the layer kind, `role.bias`, both `[h]`.
+    pub(super) fn build(self, f: &mut FuncBuilder, x: ValueId, role: &str) -> Result<ValueId, Diagnostic> {
+        let loc = f.loc(role);
+        let last = f.shape(x).last().copied().unwrap_or(1);
+        let weight = f.weight(&format!("{role}.weight"), &[last], Kind::Scale)?;
+        match self {
+            Norm::Rms { eps } => f.op(Op::RmsNorm(RmsNorm { eps }), &[x, weight], &loc),
+            Norm::Layer { eps } => {
+                let bias = f.weight(&format!("{role}.bias"), &[last], Kind::Bias)?;
+                f.op(Op::LayerNorm(LayerNorm { eps }), &[x, weight, bias], &loc)
+            }
+        }
+    }
+}
