@@ -8,6 +8,7 @@ mod gguf_config;
 mod json;
 mod load;
 mod naming;
+pub mod tokenizer;
 mod transformer;
 pub mod weights;
 
