@@ -27,14 +27,9 @@ impl Define for Convert {
         rule.carried_pads(pads, &[0])
     }
 
-    /// The rule does not know the operand's type, so only conversions that never round commute with sums: those to
-    /// f64. Every conversion between numbers is monotone and so commutes with max and min; to bool is not.
+    /// The operand's type is not known here, so only the conversion that never rounds commutes with sums.
     fn partial(&self, args: &[Option<ReduceKind>]) -> Option<ReduceKind> {
-        match args[0]? {
-            ReduceKind::Sum if self.0 != DType::F64 => None,
-            _ if self.0 == DType::Bool => None,
-            kind => Some(kind),
-        }
+        args[0].filter(|&kind| kind == ReduceKind::Sum && self.0 == DType::F64)
     }
 
     fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {

@@ -141,13 +141,8 @@ impl Define for UnaryKind {
     }
 
     fn partial(&self, args: &[Option<ReduceKind>]) -> Option<ReduceKind> {
-        use UnaryKind::*;
-        match (self, args[0]?) {
-            (Neg, ReduceKind::Sum) => Some(ReduceKind::Sum),
-            (Neg, ReduceKind::Max) => Some(ReduceKind::Min),
-            (Neg, ReduceKind::Min) => Some(ReduceKind::Max),
-            // Functions that never decrease commute with max and min.
-            (Exp | Tanh | Erf | Sigmoid | Relu, kind @ (ReduceKind::Max | ReduceKind::Min)) => Some(kind),
+        match self {
+            UnaryKind::Neg => args[0].filter(|&kind| kind == ReduceKind::Sum),
             _ => None,
         }
     }
@@ -214,14 +209,7 @@ impl Define for BinaryKind {
         use ReduceKind::{Max as MaxOf, Min as MinOf, Sum};
         match (self, args[0], args[1]) {
             (Add | Sub, Some(Sum), Some(Sum)) => Some(Sum),
-            (Mul, Some(Sum), None) | (Mul, None, Some(Sum)) | (Div, Some(Sum), None) => Some(Sum),
-            // A shift of every contribution shifts their maximum.
-            (Add, Some(kind @ (MaxOf | MinOf)), None) | (Add, None, Some(kind @ (MaxOf | MinOf))) => {
-                Some(kind)
-            }
-            (Sub, Some(kind @ (MaxOf | MinOf)), None) => Some(kind),
-            (Sub, None, Some(MaxOf)) => Some(MinOf),
-            (Sub, None, Some(MinOf)) => Some(MaxOf),
+            (Mul, Some(Sum), None) | (Mul, None, Some(Sum)) => Some(Sum),
             (Max, Some(MaxOf) | None, Some(MaxOf) | None) => Some(MaxOf),
             (Min, Some(MinOf) | None, Some(MinOf) | None) => Some(MinOf),
             _ => None,

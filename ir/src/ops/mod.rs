@@ -25,6 +25,9 @@ mod structure;
 mod transpose;
 mod update;
 
+#[cfg(test)]
+mod rule_test;
+
 pub use attention::Attention;
 pub use broadcast::Broadcast;
 pub use collective::{Collective, MaskTail, ShardSlice};
