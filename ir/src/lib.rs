@@ -17,6 +17,7 @@ pub mod program;
 pub mod rule;
 pub mod sharding;
 pub mod source;
+pub mod text;
 pub mod types;
 
 pub use diagnostic::{Diagnostic, Fault};

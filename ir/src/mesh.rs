@@ -43,10 +43,37 @@ impl fmt::Display for Axis {
 /// product n); the reference means the middle part. The whole axis has pre 1 and size n.
 /// Text form: `tp` for the whole axis, `tp:(pre)size` for a part, as in Shardy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct AxisRef {
     pub axis: Axis,
     pub pre: u32,
     pub size: u32,
+}
+
+impl From<AxisRef> for String {
+    fn from(r: AxisRef) -> String {
+        r.to_string()
+    }
+}
+
+impl fmt::Display for AxisRef {
+    /// The full form, `tp:(pre)size`, which needs no mesh to be read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:({}){}", self.axis, self.pre, self.size)
+    }
+}
+
+impl TryFrom<String> for AxisRef {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no axis; write tp:(1)8");
+        let (axis, rest) = text.split_once(":(").ok_or_else(wrong)?;
+        let (pre, size) = rest.split_once(')').ok_or_else(wrong)?;
+        let axis = Axis::from_name(axis).ok_or_else(wrong)?;
+        let (pre, size) = (pre.parse().map_err(|_| wrong())?, size.parse().map_err(|_| wrong())?);
+        if pre == 0 || size == 0 { Err(wrong()) } else { Ok(AxisRef { axis, pre, size }) }
+    }
 }
 
 impl AxisRef {

@@ -135,6 +135,7 @@ pub struct LocalState {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConstantData {
     pub ty: Type,
+    #[serde(with = "crate::types::floats")]
     pub data: Vec<f64>,
 }
 

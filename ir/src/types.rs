@@ -154,3 +154,72 @@ impl fmt::Display for Type {
         f.write_str("]")
     }
 }
+
+/// A float in JSON: a number, or `"nan"`, `"inf"`, `"-inf"`, which JSON numbers cannot say.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(untagged)]
+enum JsonFloat {
+    Number(f64),
+    Name(NonFinite),
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+enum NonFinite {
+    #[serde(rename = "nan")]
+    Nan,
+    #[serde(rename = "inf")]
+    Infinity,
+    #[serde(rename = "-inf")]
+    NegInfinity,
+}
+
+impl From<f64> for JsonFloat {
+    fn from(x: f64) -> Self {
+        if x.is_finite() {
+            JsonFloat::Number(x)
+        } else if x.is_nan() {
+            JsonFloat::Name(NonFinite::Nan)
+        } else {
+            JsonFloat::Name(if x > 0.0 { NonFinite::Infinity } else { NonFinite::NegInfinity })
+        }
+    }
+}
+
+impl From<JsonFloat> for f64 {
+    fn from(x: JsonFloat) -> Self {
+        match x {
+            JsonFloat::Number(x) => x,
+            JsonFloat::Name(NonFinite::Nan) => f64::NAN,
+            JsonFloat::Name(NonFinite::Infinity) => f64::INFINITY,
+            JsonFloat::Name(NonFinite::NegInfinity) => f64::NEG_INFINITY,
+        }
+    }
+}
+
+/// `#[serde(with)]` for a float that may not be finite.
+pub(crate) mod float {
+    use super::JsonFloat;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {
+        JsonFloat::from(*x).serialize(s)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+        JsonFloat::deserialize(d).map(f64::from)
+    }
+}
+
+/// `#[serde(with)]` for floats that may not be finite.
+pub(crate) mod floats {
+    use super::JsonFloat;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(x: &[f64], s: S) -> Result<S::Ok, S::Error> {
+        s.collect_seq(x.iter().map(|&x| JsonFloat::from(x)))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<f64>, D::Error> {
+        Ok(Vec::<JsonFloat>::deserialize(d)?.into_iter().map(f64::from).collect())
+    }
+}

@@ -37,6 +37,7 @@ pub struct MaskTail {
     pub axes: Vec<AxisRef>,
     pub dim: usize,
     pub global: usize,
+    #[serde(with = "crate::types::float")]
     pub value: f64,
 }
 

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Literal {
-    Splat(f64),
+    Splat(#[serde(with = "crate::types::float")] f64),
     /// Row-major elements, at most 2^20 of them.
-    Dense(Vec<f64>),
+    Dense(#[serde(with = "crate::types::floats")] Vec<f64>),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Pad {
     pub low: Vec<usize>,
     pub high: Vec<usize>,
+    #[serde(with = "crate::types::float")]
     pub value: f64,
 }
 

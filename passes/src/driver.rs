@@ -1,0 +1,179 @@
+//! The pipeline: graph to program, every step timed, the whole checked.
+
+use crate::cost::Cluster;
+use crate::lower::{self, LowerInput};
+use crate::plan::Plan;
+use crate::report::{PassReport, Report, VerifyReport, report};
+use crate::{assign_shardings, outline, partition, rewrite, verify};
+use pcc_ir::program::{BatchPlan, ModelInfo, Program, WeightsRef};
+use pcc_ir::{Diagnostic, Mesh, Module};
+use std::time::Instant;
+
+/// The passes, declared once for the command line, timing and help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    Outline,
+    AssignShardings,
+    Partition,
+    RewriteCollectives,
+    Lower,
+    Verify,
+}
+
+impl Pass {
+    /// In the order they run: sharding needs functions, partitioning needs shardings, rewriting needs collectives, lowering comes
+    /// last, and the checker sees every level.
+    pub const ALL: [Pass; 6] =
+        [Pass::Outline, Pass::AssignShardings, Pass::Partition, Pass::RewriteCollectives, Pass::Lower, Pass::Verify];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Pass::Outline => "outline",
+            Pass::AssignShardings => "assign_shardings",
+            Pass::Partition => "partition",
+            Pass::RewriteCollectives => "rewrite_collectives",
+            Pass::Lower => "lower",
+            Pass::Verify => "verify",
+        }
+    }
+
+    /// One line for help.
+    pub fn summary(self) -> &'static str {
+        match self {
+            Pass::Outline => "turn repeated parts of a flat graph into functions",
+            Pass::AssignShardings => "choose a sharding for every value, insert reshards",
+            Pass::Partition => "make shapes local and collectives explicit",
+            Pass::RewriteCollectives => "replace collectives by cheaper equal ones",
+            Pass::Lower => "fuse kernels, plan buffers, cut stages",
+            Pass::Verify => "prove every claim",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|p| p.name() == name)
+    }
+}
+
+/// A level of the program that can be printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Graph,
+    Sharded,
+    Local,
+    Program,
+}
+
+/// What to compile for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub mesh: Mesh,
+    /// Split values carried from layer to layer over tp along their sequence dim.
+    pub sp: bool,
+    pub batch: BatchPlan,
+    /// Bytes of device memory that bound a stage.
+    pub memory: Option<u64>,
+    pub plan: Option<Plan>,
+    pub info: ModelInfo,
+    pub weights: Option<WeightsRef>,
+    /// Print the module after this pass, on stderr.
+    pub print_after: Option<Pass>,
+}
+
+/// Everything a compile makes.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    pub graph: Module,
+    pub sharded: Module,
+    pub local: Module,
+    pub program: Program,
+    pub plan: Plan,
+    pub report: Report,
+}
+
+impl Compiled {
+    /// Text form of a level (JSON for the program).
+    ///
+    /// # Errors
+    /// The program does not serialise: a fault of pcc.
+    pub fn text(&self, level: Level) -> Result<String, Diagnostic> {
+        match level {
+            Level::Graph => Ok(self.graph.to_string()),
+            Level::Sharded => Ok(self.sharded.to_string()),
+            Level::Local => Ok(self.local.to_string()),
+            Level::Program => serde_json::to_string_pretty(&self.program)
+                .map_err(|e| Diagnostic::internal(format!("the program as JSON: {e}"))),
+        }
+    }
+}
+
+/// Times passes and prints after the one asked for.
+struct Runner {
+    passes: Vec<PassReport>,
+    print_after: Option<Pass>,
+}
+
+impl Runner {
+    fn step<T>(&mut self, pass: Pass, work: impl FnOnce() -> Result<T, Diagnostic>) -> Result<T, Diagnostic> {
+        let start = Instant::now();
+        let made = work()?;
+        self.passes.push(PassReport { name: pass.name().to_owned(), seconds: start.elapsed().as_secs_f64() });
+        Ok(made)
+    }
+
+    fn module(&mut self, pass: Pass, work: impl FnOnce() -> Result<Module, Diagnostic>) -> Result<Module, Diagnostic> {
+        let module = self.step(pass, work)?;
+        if self.print_after == Some(pass) {
+            eprintln!("// after {}\n{module}", pass.name());
+        }
+        Ok(module)
+    }
+}
+
+/// Compiles a graph module.
+///
+/// # Errors
+/// The model cannot be split as asked (with the nearest choices), the plan is of another model, or a check failed.
+pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnostic> {
+    let cluster = Cluster::a100();
+    graph.mesh = options.mesh;
+    let mut run = Runner { passes: Vec::new(), print_after: options.print_after };
+    let graph = run.module(Pass::Outline, || outline::outline(graph))?;
+    let solve = assign_shardings::SolveOptions {
+        sp: options.sp,
+        cluster: cluster.clone(),
+        plan: options.plan.as_ref(),
+    };
+    let sharded = run.module(Pass::AssignShardings, || assign_shardings::assign_shardings(&graph, &solve))?;
+    let local = run.module(Pass::Partition, || partition::partition(&sharded))?;
+    let local = run.module(Pass::RewriteCollectives, || rewrite::rewrite_collectives(&local))?;
+    let stages = options.plan.as_ref().and_then(|p| p.stages.clone());
+    let input = LowerInput {
+        sharded: &sharded,
+        local: &local,
+        info: options.info.clone(),
+        batch: options.batch,
+        weights: options.weights.clone(),
+        memory: options.memory,
+        cluster: cluster.clone(),
+        stages,
+    };
+    let (program, cut) = run.step(Pass::Lower, || lower::lower(&input))?;
+    let times = match local.entries.first() {
+        Some(entry) => lower::stage_times(&local, entry, &cut, &cluster)?,
+        None => return Err(Diagnostic::input("the model has no entry")),
+    };
+    let mut report = report(&program, &times, &cluster);
+    let start = Instant::now();
+    let summary = run.step(Pass::Verify, || {
+        verify::check(&verify::CheckInput { graph: &graph, sharded: &sharded, local: &local, program: &program })
+    })?;
+    report.verify = VerifyReport {
+        ok: true,
+        values: summary.values,
+        functions: summary.functions,
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    report.compile.passes = run.passes;
+    let plan = Plan::of(&sharded, options.sp, options.batch, &cut);
+    Ok(Compiled { graph, sharded, local, program, plan, report })
+}

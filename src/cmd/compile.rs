@@ -1,0 +1,304 @@
+//! `pcc compile MODEL`.
+
+use super::{grouped, inspect, print_json, print_text};
+use crate::artifact_output::{self, Parts};
+use crate::codegen_client::CodegenClient;
+use crate::{diagnose, interrupt, progress};
+use pcc_frontend::{LoadOptions, Summary};
+use pcc_ir::program::{BatchPlan, WeightsRef};
+use pcc_ir::{Axis, Diagnostic, Mesh};
+use pcc_passes::driver::{self, Compiled, Options};
+use pcc_passes::plan::Plan;
+use pcc_passes::report::Report;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// model.json, a Hugging Face config.json or folder, or a GGUF file
+    model: PathBuf,
+    /// Tensor parallelism: devices that split every weight
+    #[arg(long, default_value_t = 1)]
+    tp: u32,
+    /// Pipeline stages
+    #[arg(long, default_value_t = 1)]
+    pp: u32,
+    /// Replicas that share the batch
+    #[arg(long, default_value_t = 1)]
+    dp: u32,
+    /// Sequence parallelism: split activations between layers over tp as well
+    #[arg(long)]
+    sp: bool,
+    /// Rows of a batch at most [default: dp x micro-batches]
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Sequence capacity [default: the smaller of 512 and the model's limit]
+    #[arg(long)]
+    seq: Option<usize>,
+    /// Micro-batches per batch [default: pp, or the rows of a replica if fewer]
+    #[arg(long)]
+    micro_batches: Option<usize>,
+    /// Device memory that bounds a stage, for instance 80GiB
+    #[arg(long, value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// Replay a plan instead of searching
+    #[arg(long)]
+    plan: Option<PathBuf>,
+    /// Checkpoint, when the model comes without one
+    #[arg(long)]
+    weights: Option<PathBuf>,
+    /// Seed of random weights, when there are none
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Artifact to write [default: NAME.pcc in the current folder]
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// Print a level of the program instead of writing an artifact
+    #[arg(long, value_enum)]
+    emit: Option<driver::Level>,
+    /// Print the module after a pass (on stderr)
+    #[arg(long, value_name = "PASS", value_parser = parse_pass)]
+    print_after: Option<driver::Pass>,
+    /// Print how long each pass took
+    #[arg(long)]
+    time_passes: bool,
+    /// One JSON object on stdout: what `inspect --json` gives
+    #[arg(long)]
+    json: bool,
+}
+
+/// The most devices a mesh may have.
+const MAX_DEVICES: u64 = 1 << 20;
+
+pub fn run(args: &Args) -> Result<(), Diagnostic> {
+    let start = Instant::now();
+    let mesh = mesh(args)?;
+    // Generating code starts with seconds of initialisation in another process: overlap it with everything else.
+    let client = args.emit.is_none().then(CodegenClient::spawn);
+    let spinner = progress::spinner(args.json);
+    spinner.set_message("reading the model");
+    let summary = pcc_frontend::describe(&args.model)?;
+    let batch = batch_plan(args, &summary)?;
+    let output = output_path(args, &summary)?;
+    let model = pcc_frontend::load(
+        &args.model,
+        &LoadOptions {
+            batch_rows: batch.rows() * batch.replicas,
+            seq: args.seq,
+            weights: args.weights.clone(),
+            seed: args.seed,
+        },
+    )?;
+    let plan = args.plan.as_deref().map(read_plan).transpose()?;
+    let weights = match &model.checkpoint {
+        Some(c) => Some(WeightsRef { path: absolute(c.path())?, digest: c.header_digest().to_owned() }),
+        None => None,
+    };
+    let mut info = model.info.clone();
+    info.tokenizer = model.tokenizer.as_deref().map(absolute).transpose()?;
+    spinner.set_message("partitioning");
+    let options =
+        Options { mesh, sp: args.sp, batch, memory: args.memory, plan, info, weights, print_after: args.print_after };
+    let compiled = driver::compile(model.module, &options)?;
+    if let Some(level) = args.emit {
+        spinner.finish_and_clear();
+        return print_text(&compiled.text(level)?);
+    }
+    spinner.set_message("generating code");
+    let report = match client {
+        Some(client) => write_artifact(compiled, client?, &output, start)?,
+        None => compiled.report,
+    };
+    spinner.finish_and_clear();
+    if !args.json {
+        model.notices.iter().for_each(|n| diagnose::notice(n));
+    }
+    if args.time_passes {
+        for p in &report.compile.passes {
+            eprintln!("{:>9.3} ms  {}", p.seconds * 1e3, p.name);
+        }
+    }
+    if args.json { print_json(&report) } else { print_text(&summary_text(&report, &output)) }
+}
+
+fn mesh(args: &Args) -> Result<Mesh, Diagnostic> {
+    let mesh = Mesh { pp: args.pp, dp: args.dp, tp: args.tp, ..Mesh::default() };
+    let mut devices: u64 = 1;
+    for axis in Axis::ALL {
+        let n = mesh.size(axis);
+        if n == 0 {
+            return Err(Diagnostic::usage(format!("--{axis} 0 leaves no device")).help(format!("the least is --{axis} 1")));
+        }
+        devices = devices.saturating_mul(u64::from(n));
+    }
+    if devices > MAX_DEVICES {
+        return Err(Diagnostic::usage(format!("a mesh of {devices} devices"))
+            .why(format!("at most {MAX_DEVICES} devices are supported"))
+            .help("use smaller --tp, --pp or --dp"));
+    }
+    Ok(mesh)
+}
+
+/// Most rows of a batch: more is a mistake, and sizes stay far from overflow.
+const MAX_BATCH: usize = 1 << 20;
+
+fn batch_plan(args: &Args, summary: &Summary) -> Result<BatchPlan, Diagnostic> {
+    let replicas = args.dp as usize;
+    if args.batch == Some(0) || args.micro_batches == Some(0) || args.seq == Some(0) {
+        return Err(Diagnostic::usage("--batch, --seq and --micro-batches must be at least 1"));
+    }
+    let rows = args.batch.map_or(usize::MAX, |b| b / replicas);
+    let micro_batches = args.micro_batches.unwrap_or((args.pp as usize).min(rows).max(1));
+    let cells = replicas.saturating_mul(micro_batches);
+    let batch = args.batch.unwrap_or(cells);
+    if batch < cells {
+        let most = (batch / replicas).max(1);
+        return Err(Diagnostic::input(format!("a batch of {batch} rows leaves a replica or a micro-batch without a row"))
+            .why(format!("{replicas} replica(s) x {micro_batches} micro-batch(es) need {cells} rows"))
+            .help(if batch < replicas {
+                format!("use --batch {replicas} or more, or --dp {batch} or less")
+            } else {
+                format!("use --batch {cells} or more, or --micro-batches {most} or fewer")
+            }));
+    }
+    if batch > MAX_BATCH {
+        return Err(Diagnostic::usage(format!("a batch of {batch} rows")).help(format!("the most is {MAX_BATCH}")));
+    }
+    let _ = summary;
+    Ok(BatchPlan { batch, replicas, micro_batches })
+}
+
+fn output_path(args: &Args, summary: &Summary) -> Result<PathBuf, Diagnostic> {
+    if let Some(path) = &args.output {
+        return Ok(path.clone());
+    }
+    let stem = args.model.file_stem().map(|s| s.to_string_lossy().into_owned());
+    // A folder's config.json would all be called config.
+    let name = match stem.as_deref() {
+        Some("config" | "model") => {
+            let full = std::path::absolute(&args.model).ok();
+            let parent = full.as_deref().and_then(Path::parent).and_then(Path::file_name);
+            parent.map(|p| p.to_string_lossy().into_owned())
+        }
+        _ => stem,
+    };
+    let name = name.unwrap_or_else(|| summary.family.clone());
+    Ok(PathBuf::from(format!("{name}.pcc")))
+}
+
+fn absolute(path: &Path) -> Result<String, Diagnostic> {
+    let full = std::path::absolute(path)
+        .map_err(|e| Diagnostic::run("cannot find the current folder").at(path.display().to_string()).why(e.to_string()))?;
+    Ok(full.display().to_string())
+}
+
+fn read_plan(path: &Path) -> Result<Plan, Diagnostic> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Diagnostic::input("cannot read the plan").at(path.display().to_string()).why(e.to_string()))?;
+    Plan::from_json(&text).map_err(|d| if d.place.is_none() { d.at(path.display().to_string()) } else { d })
+}
+
+/// Generates the kernels and writes the artifact.
+fn write_artifact(mut c: Compiled, client: CodegenClient, output: &Path, start: Instant) -> Result<Report, Diagnostic> {
+    let codegen = Instant::now();
+    let folder = artifact_output::sibling(output, "objects")?;
+    let folder = interrupt::Unfinished::new(folder);
+    std::fs::create_dir(folder.path())
+        .map_err(|e| artifact_output::cannot_write(folder.path(), &e))?;
+    let object = folder.path().join("kernels.x86.so");
+    let kernels: Vec<_> = c.program.kernels.values().cloned().collect();
+    let built = client.build(&kernels, &object)?;
+    for (kernel, symbol) in c.program.kernels.values_mut().zip(&built.symbols) {
+        kernel.name.clone_from(symbol);
+    }
+    c.program.target.name = "cpu".to_owned();
+    c.program.target.features = built.features;
+    c.program.target.object_digest = built.object_digest;
+    let mut report = c.report;
+    report.compile.passes.push(pcc_passes::report::PassReport {
+        name: "codegen".to_owned(),
+        seconds: codegen.elapsed().as_secs_f64(),
+    });
+    report.compile.seconds = start.elapsed().as_secs_f64();
+    report.compile.peak_rss_bytes = peak_rss();
+    artifact_output::write(output, &Parts { program: &c.program, object: &object, report: &report, plan: &c.plan })?;
+    Ok(report)
+}
+
+/// Peak resident memory of this process, bytes; 0 where the system does not say.
+fn peak_rss() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|l| l.starts_with("VmHWM:"));
+    line.and_then(|l| l.split_whitespace().nth(1)).and_then(|kb| kb.parse::<u64>().ok()).map_or(0, |kb| kb * 1024)
+}
+
+fn summary_text(r: &Report, output: &Path) -> String {
+    let m = &r.mesh;
+    let mut out = format!(
+        "{}: {} parameters over {} devices (pp {} x dp {} x tp {}), {} micro-batch(es)\n",
+        r.model.name,
+        grouped(r.model.parameters),
+        r.devices,
+        m.pp,
+        m.dp,
+        m.tp,
+        r.schedule.micro_batches
+    );
+    for s in &r.stages {
+        let count: u64 = s.collectives.iter().filter(|c| Some(&c.entry) == r.entries.first()).map(|c| c.count).sum();
+        out += &format!(
+            "  stage {}: layers {}, {} of weights a device, {count} collectives a {} micro-batch\n",
+            s.stage,
+            inspect::ranges(&s.layers),
+            super::human_bytes(s.parameter_bytes_per_device),
+            r.entries.first().map_or("", |e| e.as_str()),
+        );
+    }
+    out += &format!(
+        "verified {} values in {} functions; compiled in {:.2} s to {}",
+        r.verify.values,
+        r.verify.functions,
+        r.compile.seconds,
+        output.display()
+    );
+    out
+}
+
+fn parse_pass(name: &str) -> Result<driver::Pass, String> {
+    let all: Vec<&str> = driver::Pass::ALL.iter().map(|p| p.name()).collect();
+    driver::Pass::from_name(name).ok_or_else(|| format!("no such pass; there are {}", all.join(", ")))
+}
+
+/// `80GiB`, `512MB`, `1073741824`.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "kib" | "k" => 1024.0,
+        "mib" | "m" => 1048576.0,
+        "gib" | "g" => 1073741824.0,
+        "tib" | "t" => 1099511627776.0,
+        _ => return Err(format!("`{unit}` is no unit; use MiB or GiB, for instance 80GiB")),
+    };
+    let value: f64 = number.parse().map_err(|_| format!("`{text}` is no size; use for instance 80GiB"))?;
+    Ok((value * scale) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_bytes("80GiB"), Ok(80 << 30));
+        assert_eq!(parse_bytes("1.5k"), Ok(1536));
+        assert_eq!(parse_bytes("12"), Ok(12));
+        assert!(parse_bytes("12 parsecs").is_err());
+        assert!(parse_bytes("GiB").is_err());
+    }
+}

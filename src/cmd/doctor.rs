@@ -1,0 +1,77 @@
+//! `pcc doctor`: does this machine have what pcc needs?
+
+use super::{print_json, print_text};
+use crate::codegen_client::CodegenClient;
+use pcc_ir::Diagnostic;
+use serde::Serialize;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// One JSON object on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Finding {
+    what: &'static str,
+    ok: bool,
+    detail: String,
+}
+
+#[derive(Serialize)]
+struct Findings {
+    ok: bool,
+    findings: Vec<Finding>,
+}
+
+pub fn run(args: &Args) -> Result<(), Diagnostic> {
+    let findings = vec![cpu(), memory(), codegen()];
+    let all = Findings { ok: findings.iter().all(|f| f.ok), findings };
+    if args.json {
+        print_json(&all)?;
+    } else {
+        for f in &all.findings {
+            print_text(&format!("{} {:8} {}", if f.ok { "ok  " } else { "FAIL" }, f.what, f.detail))?;
+        }
+    }
+    match all.findings.iter().find(|f| !f.ok) {
+        None => Ok(()),
+        Some(f) => Err(Diagnostic::check(format!("{} is not ready", f.what)).why(f.detail.clone())),
+    }
+}
+
+fn cpu() -> Finding {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = info.lines().find(|l| l.starts_with("flags")).unwrap_or_default();
+    let has = |name: &str| flags.split_whitespace().any(|f| f == name);
+    let found: Vec<&str> =
+        ["avx2", "fma", "avx512f", "avx512bw", "avx512_bf16", "amx_bf16"].into_iter().filter(|f| has(f)).collect();
+    Finding { what: "cpu", ok: cfg!(target_arch = "x86_64"), detail: format!("{cores} cores, {}", found.join(" ")) }
+}
+
+fn memory() -> Finding {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = info
+        .lines()
+        .find(|l| l.starts_with("MemAvailable:"))
+        .and_then(|l| l.split_whitespace().nth(1))
+        .and_then(|kb| kb.parse::<u64>().ok())
+        .map_or(0, |kb| kb * 1024);
+    Finding { what: "memory", ok: available > 0, detail: format!("{} available", super::human_bytes(available)) }
+}
+
+/// Builds an object of no kernels: the helper starts, LLVM initialises, the linker runs.
+fn codegen() -> Finding {
+    let folder = std::env::temp_dir().join(format!("pcc-doctor-{}", std::process::id()));
+    let folder = crate::interrupt::Unfinished::new(folder);
+    let built = std::fs::create_dir_all(folder.path())
+        .map_err(|e| crate::artifact_output::cannot_write(folder.path(), &e))
+        .and_then(|()| CodegenClient::spawn())
+        .and_then(|c| c.build(&[], &folder.path().join("empty.so")));
+    match built {
+        Ok(b) => Finding { what: "codegen", ok: true, detail: format!("pcc-codegen generates for {}", b.features.join(" ")) },
+        Err(d) => Finding { what: "codegen", ok: false, detail: d.to_string() },
+    }
+}
