@@ -19,9 +19,14 @@ pub(super) fn from_folder(folder: &Path) -> Result<Tokenizer, Diagnostic> {
         Diagnostic::input("the tokenizer cannot be used").at(path.display().to_string()).why(why)
     };
     let bytes = read(&path).map_err(bad)?;
-    check_ids(&bytes).map_err(bad)?;
-    // The crate asserts in places that only a malformed file reaches; such a file is an error like any other.
-    let parsed = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(&bytes)));
+    check_document(&bytes).map_err(bad)?;
+    // The crate asserts in places that only a malformed file reaches, some of them when it encodes; such a file is an
+    // error like any other, and it shows here.
+    let parsed = catch_unwind(AssertUnwindSafe(|| {
+        let inner = tokenizers::Tokenizer::from_bytes(&bytes)?;
+        inner.encode_fast("a", true)?;
+        Ok::<_, tokenizers::Error>(inner)
+    }));
     let mut inner = match parsed {
         Ok(Ok(inner)) => inner,
         Ok(Err(e)) => return Err(bad(e.to_string())),
@@ -41,22 +46,34 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|e| e.to_string())
 }
 
-/// Refuses added tokens with absurd ids before the vocabulary is built around them.
-fn check_ids(bytes: &[u8]) -> Result<(), String> {
+/// Refuses what the crate would only trip over later: absurd ids, and a template that adds tokens it does not define.
+fn check_document(bytes: &[u8]) -> Result<(), String> {
     #[derive(Deserialize)]
     struct Document {
         #[serde(default)]
         added_tokens: Vec<Added>,
+        #[serde(default)]
+        post_processor: Value,
     }
     #[derive(Deserialize)]
     struct Added {
         id: u64,
     }
     let document: Document = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-    match document.added_tokens.iter().find(|t| t.id > MAX_ID) {
-        Some(token) => Err(format!("an added token has the id {}", token.id)),
-        None => Ok(()),
+    if let Some(token) = document.added_tokens.iter().find(|t| t.id > MAX_ID) {
+        return Err(format!("an added token has the id {}", token.id));
     }
+    let nested = document.post_processor.get("processors").and_then(Value::as_array);
+    let processors = nested.into_iter().flatten().chain([&document.post_processor]);
+    for template in processors {
+        let pieces = ["single", "pair"].into_iter().filter_map(|key| template.get(key)?.as_array()).flatten();
+        for id in pieces.filter_map(|piece| piece.get("SpecialToken")?.get("id")?.as_str()) {
+            if template.get("special_tokens").and_then(|tokens| tokens.get(id)).is_none() {
+                return Err(format!("its template adds `{id}`, which it does not define"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// `bos` and all `eos` tokens that the folder's generation_config, config and tokenizer_config name.

@@ -219,7 +219,9 @@ fn folders_give_special_tokens_and_no_truncation() {
 #[test]
 fn malformed_json_is_an_error() {
     let id = JSON.replace("\"id\":2", "\"id\":4294967295");
-    for text in ["", "{", "[]", "{}", "\u{1}", &JSON[..200], &id, &"[".repeat(100_000)] {
+    let template = r#"{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"no","type_id":0}}],"pair":[],"special_tokens":{}}"#;
+    let template = JSON.replace("\"post_processor\":null", &format!("\"post_processor\":{template}"));
+    for text in ["", "{", "[]", "{}", "\u{1}", &JSON[..200], &id, &template, &"[".repeat(100_000)] {
         let (_folder, path) = written("tokenizer.json", text.as_bytes());
         let refused = Tokenizer::open(&path).unwrap_err();
         assert!(refused.place.is_some(), "{refused}");
