@@ -171,3 +171,65 @@ fn disjoint(sharding: &Sharding) -> bool {
     let axes: Vec<_> = sharding.axes().collect();
     axes.iter().enumerate().all(|(i, a)| axes[..i].iter().all(|b| !a.overlaps(*b)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::{Axis, Mesh};
+
+    /// `[i, k] x [k, j] -> [i, j]`.
+    fn dot() -> Rule {
+        let mut rule = Rule::default();
+        let [i, j] = [3, 4].map(|n| rule.factor(n, FactorKind::Pass));
+        let k = rule.factor(5, FactorKind::Reduce(ReduceKind::Sum));
+        rule.operands = vec![vec![vec![i], vec![k]], vec![vec![k], vec![j]]];
+        rule.results = vec![vec![vec![i], vec![j]]];
+        rule
+    }
+
+    fn of(dims: [&[AxisRef]; 2]) -> Sharding {
+        Sharding { dims: dims.map(<[_]>::to_vec).to_vec(), partial: vec![] }
+    }
+
+    #[test]
+    fn a_split_follows_from_the_dims_or_contradicts_them() {
+        let mesh = Mesh { tp: 2, dp: 2, ..Mesh::default() };
+        let (tp, dp) = (mesh.whole(Axis::Tp), mesh.whole(Axis::Dp));
+        let (rule, whole) = (dot(), of([&[], &[]]));
+        // Row parallel: the contracted dim is split on both sides, the result partial.
+        let split = rule.split_from(&[&of([&[dp], &[tp]]), &of([&[tp], &[]])], &[&of([&[dp], &[]])]).unwrap();
+        assert_eq!(split, [vec![dp], vec![], vec![tp]]);
+        assert_eq!(rule.result_sharding(0, &split).partial, [(tp, ReduceKind::Sum)]);
+        // One side of a contracted dim, an operand without its result, one axis for two dims of the result.
+        assert_eq!(rule.split_from(&[&of([&[], &[tp]]), &whole], &[&whole]), None);
+        assert_eq!(rule.split_from(&[&of([&[tp], &[]]), &whole], &[&whole]), None);
+        let (rows, columns) = (of([&[tp], &[]]), of([&[], &[tp]]));
+        assert_eq!(rule.split_from(&[&rows, &columns], &[&of([&[tp], &[tp]])]), None);
+        assert_eq!(rule.split_from(&[&whole], &[&whole]), None);
+        assert_eq!(rule.split_from(&[&whole, &Sharding::replicated(3)], &[&whole]), None);
+    }
+
+    #[test]
+    fn what_must_be_whole_or_even_is_not_split_otherwise() {
+        let mesh = Mesh { tp: 2, ..Mesh::default() };
+        let split = vec![vec![mesh.whole(Axis::Tp)], vec![], vec![]];
+        let mut rule = dot();
+        assert!(rule.allows(&split));
+        rule.factors[0].even = true;
+        assert!(!rule.allows(&split), "3 by 2 is not even");
+        rule.factors[0].size = 4;
+        assert!(rule.allows(&split));
+        rule.factors[0].kind = FactorKind::Replicate;
+        assert!(!rule.allows(&split));
+    }
+
+    #[test]
+    fn only_reduced_dims_need_an_identity() {
+        let mut rule = dot();
+        let sum = Some(ReduceKind::Sum);
+        assert_eq!([rule.reduce_need(0, 1), rule.reduce_need(1, 0)], [sum, sum]);
+        assert_eq!([(0, 0), (2, 0), (0, 2)].map(|(i, d)| rule.reduce_need(i, d)), [None; 3]);
+        rule.factors[2].skips_padding = true;
+        assert_eq!(rule.reduce_need(0, 1), None);
+    }
+}

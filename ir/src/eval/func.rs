@@ -160,3 +160,126 @@ fn step(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::{shard, unshard};
+    use crate::mesh::{Axis, Mesh};
+    use crate::ops::{Collective, UnaryKind, Update};
+    use crate::sharding::Sharding;
+    use crate::types::{ReduceKind, Type};
+
+    /// `y = silu(x w) v` with hidden extent 5: uneven over 2 devices.
+    fn mlp(module: &mut Module, hidden: usize, reduce: bool) -> FuncId {
+        let mut f = Func::new("mlp");
+        let x = f.arg(Type::f32([2, 3]), "x");
+        let w = f.arg(Type::f32([3, hidden]), "w");
+        let v = f.arg(Type::f32([hidden, 4]), "v");
+        let h = f.linear(x, w, 1).unwrap();
+        let h = f.unary(UnaryKind::Silu, h).unwrap();
+        let mut y = f.linear(h, v, 1).unwrap();
+        if reduce {
+            let axes = vec![module.mesh.whole(Axis::Tp)];
+            let all_reduce = Collective::AllReduce { axes, kind: ReduceKind::Sum };
+            y = f.one(Op::Collective(all_reduce), &[y]).unwrap();
+        }
+        f.results = vec![y];
+        module.funcs.push(f)
+    }
+
+    /// Column then row parallel, the textbook case, through a call. Zeros in the padding keep the sum right.
+    #[test]
+    fn a_tensor_parallel_mlp_equals_the_whole_one() {
+        let mesh = Mesh { tp: 2, ..Mesh::default() };
+        let tp = mesh.whole(Axis::Tp);
+        let wave = |shape: [usize; 2], step: f64| {
+            Tensor::from_fn(Type::f32(shape), |i| (step * i as f64 + 0.3).sin())
+        };
+        let args = [wave([2, 3], 0.7), wave([3, 5], 1.1), wave([5, 4], 1.9)];
+        let mut global = Module::default();
+        let id = mlp(&mut global, 5, false);
+        let want = eval_func(&global, id, &args).unwrap().remove(0);
+
+        let mut local = Module { mesh, ..Module::default() };
+        let callee = mlp(&mut local, 3, true);
+        let mut main = Func::new("main");
+        let types: Vec<_> =
+            local.funcs[callee].args.iter().map(|&v| local.funcs[callee].ty(v).clone()).collect();
+        let inputs: Vec<_> = types.into_iter().map(|t| main.arg(t, "")).collect();
+        main.results = main.call(callee, &local.funcs[callee], &inputs, "layers.0").unwrap();
+        let main = local.funcs.push(main);
+        let dims = [vec![vec![], vec![]], vec![vec![], vec![tp]], vec![vec![tp], vec![]]];
+        let shardings = dims.map(|dims| Sharding { dims, partial: vec![] });
+        let pieces = |d| args.iter().zip(&shardings).map(|(t, s)| shard(t, s, &mesh, d, 0.0)).collect();
+        let results = eval_spmd(&local, main, &[pieces(0), pieces(1)]).unwrap();
+        let results: Vec<_> = results.into_iter().flatten().collect();
+        let got = unshard(&results, &Sharding::replicated(2), &mesh, &want.ty).unwrap();
+        assert!(got.max_abs_diff(&want) < 1e-12);
+    }
+
+    /// A cache of 4 positions, two of them written by two calls.
+    #[test]
+    fn entries_keep_their_states() {
+        let mut f = Func::new("decode");
+        let x = f.arg(Type::f32([1]), "x");
+        let at = f.arg(Type::i32([]), "at");
+        let cache = f.arg(Type::f32([4]), "cache");
+        let new = f.one(Op::Update(Update { batch: 0, base: None }), &[cache, x, at]).unwrap();
+        let sum = f.reduce(ReduceKind::Sum, new, &[0]).unwrap();
+        f.results = vec![sum, new];
+        let mut module = Module::default();
+        let func = module.funcs.push(f);
+        let state =
+            module.states.push(crate::State { name: "cache".into(), ty: Type::f32([4]), sharding: None });
+        let entry = Entry {
+            name: "decode".into(),
+            func,
+            args: vec![Role::Input("x".into()), Role::Input("at".into()), Role::State(state)],
+            results: vec!["sum".into(), "cache".into()],
+            aliases: vec![(2, 1)],
+            weight: 1.0,
+        };
+        let mut states = [Tensor::zeros(Type::f32([4]))];
+        for (x, at, sum) in [(2.0, 1.0, 2.0), (3.0, 2.0, 5.0)] {
+            let (x, at) = (Tensor::splat(Type::f32([1]), x), Tensor::splat(Type::i32([]), at));
+            let inputs = BTreeMap::from([("x".into(), x), ("at".into(), at)]);
+            let outputs = eval_entry(&module, &entry, &inputs, &[], &mut states).unwrap();
+            assert_eq!(outputs.keys().collect::<Vec<_>>(), ["sum"]);
+            assert_eq!(outputs["sum"].data, [sum]);
+        }
+        assert_eq!(states[0].data, [0.0, 2.0, 3.0, 0.0]);
+        let error = eval_entry(&module, &entry, &BTreeMap::new(), &[], &mut states).unwrap_err();
+        assert_eq!(error, "input `x` is missing");
+    }
+
+    #[test]
+    fn broken_functions_are_errors() {
+        let mut module = Module::default();
+        let ty = Type::f32([2]);
+        let mut f = Func::new("cycle");
+        let x = f.arg(ty.clone(), "x");
+        let y = f.push(Op::Call(FuncId::from_u32(0)), vec![x], vec![ty.clone()], "again")[0];
+        f.results = vec![y];
+        let cycle = module.funcs.push(f);
+        let arg = Tensor::zeros(ty.clone());
+        assert!(eval_func(&module, cycle, std::slice::from_ref(&arg)).unwrap_err().contains("deeper"));
+
+        let mut f = Func::new("undefined");
+        let later = f.value(ty.clone());
+        f.results = f.push(Op::Unary(UnaryKind::Neg), vec![later], vec![ty.clone()], "mlp");
+        let undefined = module.funcs.push(f);
+        let error = eval_func(&module, undefined, &[]).unwrap_err();
+        assert!(error.contains("before it is defined (at mlp in function `undefined`)"), "{error}");
+
+        let mut f = Func::new("mistyped");
+        let x = f.arg(ty, "x");
+        f.results = f.push(Op::Unary(UnaryKind::Neg), vec![x], vec![Type::f32([3])], "");
+        let mistyped = module.funcs.push(f);
+        assert!(
+            eval_func(&module, mistyped, std::slice::from_ref(&arg)).unwrap_err().contains("declared f32[3]")
+        );
+        assert!(eval_func(&module, mistyped, &[]).unwrap_err().contains("takes 1 arguments"));
+        assert!(eval_func(&module, FuncId::from_u32(99), &[]).is_err());
+    }
+}

@@ -51,27 +51,29 @@ pub fn unshard(pieces: &[Tensor], sharding: &Sharding, mesh: &Mesh, global: &Typ
         let spans: Vec<_> =
             (0..global.rank()).map(|d| sharding.span(mesh, device, d, global.shape[d])).collect();
         let extent: Vec<_> = spans.iter().map(|s| s.len).collect();
-        if extent.contains(&0) {
-            continue;
-        }
         let start: Vec<_> = spans.iter().map(|s| s.start).collect();
         let reduced = reduce(pieces, sharding, mesh, device);
-        let mut placed = Tensor::splat(global.clone(), f64::NAN);
-        placed.paste(&start, &reduced, &vec![0; start.len()], &extent);
-        let mut here = Tensor::zeros(global.clone());
-        here.paste(&start, &Tensor::splat(local.clone(), 1.0), &vec![0; start.len()], &extent);
-        for i in (0..placed.data.len()).filter(|&i| here.data[i] == 1.0) {
-            if written[i] && !agree(out.data[i], placed.data[i]) {
-                let (a, b) = (out.data[i], placed.data[i]);
-                return Err(format!("replicas differ at element {i}: {a} and, on device {device}, {b}"));
+        let places = positions(&global.shape, &start, &extent);
+        for (i, j) in places.into_iter().zip(positions(&local.shape, &vec![0; start.len()], &extent)) {
+            let (old, new) = (out.data[i], reduced.data[j]);
+            if written[i] && !agree(old, new) {
+                return Err(format!("replicas differ at element {i}: {old} and, on device {device}, {new}"));
             }
-            (out.data[i], written[i]) = (placed.data[i], true);
+            (out.data[i], written[i]) = (new, true);
         }
     }
     if written.contains(&false) {
         return Err("some elements are on no device".into());
     }
     Ok(out)
+}
+
+/// Row-major positions, in a tensor of `shape`, of the block that begins at `start`.
+fn positions(shape: &[usize], start: &[usize], extent: &[usize]) -> Vec<usize> {
+    let dims = shape.iter().zip(start).zip(extent);
+    dims.fold(vec![0], |at, ((n, s), len)| {
+        at.iter().flat_map(|i| (0..*len).map(move |k| i * n + s + k)).collect()
+    })
 }
 
 /// The reduction, over the partial axes, of the pieces of the group of `device`.

@@ -200,3 +200,108 @@ impl Attention {
         Ok(mask)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, ints, refused, wave};
+    use super::*;
+
+    fn with(causal: bool, window: Option<usize>, softcap: Option<f64>) -> Op {
+        Op::Attention(Attention { scale: 0.75, causal, window, softcap })
+    }
+
+    /// NumPy, by einsum over repeated kv heads. The last key is hidden by its position.
+    #[test]
+    fn masks_and_soft_cap_equal_numpy() {
+        let args = [
+            wave(&[1, 3, 1, 2, 2], 0.9, 0.3),
+            wave(&[1, 4, 1, 2], 1.7, -0.2),
+            wave(&[1, 4, 1, 2], 0.6, 0.5),
+            ints(&[1, 3], &[1, 2, 0]),
+            ints(&[1, 4], &[0, 1, 2, -1]),
+        ];
+        let all = [
+            0.4277378141,
+            0.3107055877,
+            0.5174184398,
+            0.327745227,
+            0.7998705074,
+            0.6171685614,
+            0.5272419384,
+            0.442693719,
+            0.4174895355,
+            0.2446503463,
+            0.7215160964,
+            0.5316000148,
+        ];
+        check(with(false, None, None), &args, &all);
+        let causal = [
+            0.5846338988,
+            0.8613228057,
+            0.7203585226,
+            0.8227700719,
+            0.7998705074,
+            0.6171685614,
+            0.5272419384,
+            0.442693719,
+            0.4794255386,
+            0.8912073601,
+            0.4794255386,
+            0.8912073601,
+        ];
+        check(with(true, None, None), &args, &causal);
+        let windowed = [
+            0.5846338988,
+            0.8613228057,
+            0.7203585226,
+            0.8227700719,
+            0.8651527732,
+            0.5613403369,
+            0.5617331111,
+            0.1191695414,
+            0.4794255386,
+            0.8912073601,
+            0.4794255386,
+            0.8912073601,
+        ];
+        check(with(true, Some(2), None), &args, &windowed);
+        let capped = [
+            0.6302080935,
+            0.8483774038,
+            0.7208262518,
+            0.8226372129,
+            0.7094255703,
+            0.5378377574,
+            0.5293053275,
+            0.436989123,
+            0.4794255386,
+            0.8912073601,
+            0.4794255386,
+            0.8912073601,
+        ];
+        check(with(true, None, Some(0.5)), &args, &capped);
+    }
+
+    #[test]
+    fn a_query_that_sees_nothing_gives_zeros() {
+        let args = [
+            wave(&[1, 1, 1, 1, 2], 0.9, 0.3),
+            wave(&[1, 2, 1, 2], 1.7, -0.2),
+            wave(&[1, 2, 1, 2], 0.6, 0.5),
+            ints(&[1, 1], &[3]),
+            ints(&[1, 2], &[4, -1]),
+        ];
+        check(with(true, None, None), &args, &[0.0, 0.0]);
+    }
+
+    #[test]
+    fn misfits_are_refused() {
+        let args = |kv_heads| {
+            let (q, k) = (Type::f32([1, 3, 2, 2, 4]), Type::f32([1, 5, kv_heads, 4]));
+            [q, k.clone(), k, Type::i32([1, 3]), Type::i32([1, 5])]
+        };
+        refused(with(true, None, None), &args(3), "k must be f32[1,5,2,4]");
+        refused(with(true, Some(0), None), &args(2), "out of range");
+        refused(with(true, None, Some(0.0)), &args(2), "out of range");
+    }
+}

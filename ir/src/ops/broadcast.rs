@@ -58,3 +58,22 @@ impl Define for Broadcast {
         Ok(vec![Tensor { ty: results[0].clone(), data }])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused};
+    use super::*;
+
+    #[test]
+    fn repeats_along_new_dims() {
+        let to = |dims: &[usize]| Op::Broadcast(Broadcast { shape: vec![2, 3], dims: dims.to_vec() });
+        check(to(&[1]), &[floats(&[3], &[1.0, 2.0, 3.0])], &[1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+        check(to(&[0]), &[floats(&[2], &[1.0, 2.0])], &[1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
+        check(to(&[]), &[floats(&[], &[4.0])], &[4.0; 6]);
+        refused(to(&[0]), &[Type::f32([3])], "does not become");
+        refused(to(&[5]), &[Type::f32([3])], "does not become");
+        refused(to(&[1, 0]), &[Type::f32([3, 2])], "does not become");
+        let huge = Op::Broadcast(Broadcast { shape: vec![usize::MAX, 8], dims: vec![] });
+        refused(huge, &[Type::f32([])], "too large");
+    }
+}

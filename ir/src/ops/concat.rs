@@ -73,3 +73,19 @@ impl Define for Concat {
         Ok(vec![out])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused};
+    use super::*;
+
+    #[test]
+    fn joins_along_a_dim() {
+        let (a, b) = (floats(&[2, 1], &[1.0, 2.0]), floats(&[2, 2], &[3.0, 4.0, 5.0, 6.0]));
+        check(Op::Concat(1), &[a, b], &[1.0, 3.0, 4.0, 2.0, 5.0, 6.0]);
+        refused(Op::Concat(0), &[Type::f32([2, 1]), Type::f32([2, 2])], "does not join");
+        refused(Op::Concat(0), &[Type::f32([2, 1]), Type::f32([2])], "does not join");
+        refused(Op::Concat(2), &[Type::f32([2, 1])], "no dim 2");
+        refused(Op::Concat(0), &[], "at least 1");
+    }
+}

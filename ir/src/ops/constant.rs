@@ -78,3 +78,22 @@ impl Define for Constant {
         Ok(vec![Tensor::from_fn(results[0].clone(), |i| round_to(dtype, element(i)))])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, refused};
+    use super::*;
+    use crate::types::DType;
+
+    #[test]
+    fn elements_are_of_the_type() {
+        let constant = |ty, value| Op::Constant(Constant { ty, value });
+        check(constant(Type::i32([2]), Literal::Dense(vec![1.0, -2.0])), &[], &[1.0, -2.0]);
+        // 0.1 in bf16 is 0x3dcd.
+        check(constant(Type::new(DType::BF16, [1]), Literal::Splat(0.1)), &[], &[0.10009765625]);
+        refused(constant(Type::i32([3]), Literal::Dense(vec![1.0])), &[], "lists 1 elements");
+        refused(constant(Type::f32([0]), Literal::Splat(1.0)), &[], "empty");
+        let long = Literal::Dense(vec![0.0; MAX_DENSE + 1]);
+        refused(constant(Type::f32([MAX_DENSE + 1]), long), &[], "more than");
+    }
+}

@@ -41,3 +41,17 @@ impl Define for Convert {
         Ok(vec![Tensor { ty: results[0].clone(), data }])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats};
+    use super::*;
+
+    #[test]
+    fn rounds_truncates_and_saturates() {
+        let x = floats(&[4], &[2.7, -2.7, 1e12, f64::NAN]);
+        check(Op::Convert(DType::I32), &[x], &[2.0, -2.0, f64::from(i32::MAX), 0.0]);
+        check(Op::Convert(DType::Bool), &[floats(&[2], &[0.0, -0.5])], &[0.0, 1.0]);
+        check(Op::Convert(DType::F32), &[floats(&[1], &[0.1])], &[f64::from(0.1f32)]);
+    }
+}

@@ -127,3 +127,58 @@ fn reorder(t: &Tensor, groups: &[&[usize]]) -> Vec<f64> {
     let steps: Vec<_> = order.iter().map(|&d| steps[d]).collect();
     t.view(0, &shape, &steps)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused, wave};
+    use super::*;
+
+    /// `numpy.einsum("abcd,aecd->abe")`.
+    #[test]
+    fn batch_and_two_contracted_dims_equal_numpy() {
+        let dot = DotGeneral {
+            lhs_batch: vec![0],
+            rhs_batch: vec![0],
+            lhs_contract: vec![2, 3],
+            rhs_contract: vec![2, 3],
+        };
+        let want = [
+            3.3310250349,
+            -1.9727919399,
+            -0.4215762778,
+            -3.3213732546,
+            2.2102891423,
+            0.0616666085,
+            1.9618820073,
+            -3.192836244,
+            2.7468727549,
+            -1.5832626515,
+            2.9896030633,
+            -2.8257663702,
+        ];
+        check(Op::DotGeneral(dot), &[wave(&[2, 2, 2, 3], 0.5, 0.1), wave(&[2, 3, 2, 3], 0.4, 0.2)], &want);
+    }
+
+    #[test]
+    fn a_product_by_hand() {
+        let dot = DotGeneral { lhs_contract: vec![0], rhs_contract: vec![1], ..DotGeneral::default() };
+        // Columns of the first, rows of the second.
+        let (a, b) = (floats(&[2, 2], &[1.0, 2.0, 3.0, 4.0]), floats(&[2, 2], &[5.0, 6.0, 7.0, 8.0]));
+        check(Op::DotGeneral(dot.clone()), &[a, b], &[23.0, 31.0, 34.0, 46.0]);
+        let (a, b) = (Type::f32([4, 3]), Type::f32([5, 4]));
+        assert_eq!(Op::DotGeneral(dot).flops(&[&a, &b], &[&Type::f32([3, 5])]), 120.0);
+    }
+
+    #[test]
+    fn misfits_are_refused() {
+        let dot = |l: &[usize], r: &[usize]| {
+            let (lhs_contract, rhs_contract) = (l.to_vec(), r.to_vec());
+            Op::DotGeneral(DotGeneral { lhs_contract, rhs_contract, ..DotGeneral::default() })
+        };
+        let types = [Type::f32([2, 3]), Type::f32([4, 5])];
+        refused(dot(&[1], &[0]), &types, "do not match");
+        refused(dot(&[2], &[0]), &types, "no dim 2");
+        refused(dot(&[0, 0], &[0, 1]), &types, "named twice");
+        refused(dot(&[0], &[0]), &[Type::f32([2]), Type::new(crate::DType::BF16, [2])], "different elements");
+    }
+}

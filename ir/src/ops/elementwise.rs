@@ -296,3 +296,64 @@ pub(super) fn keep_exact(dtype: DType, x: f64) -> Result<f64, String> {
         _ => Ok(x),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, ints, refused};
+    use super::*;
+
+    #[test]
+    fn activations_equal_published_formulas() {
+        // Python's math module.
+        let xs = floats(&[5], &[-3.0, -0.5, 0.0, 1.0, 2.5]);
+        for (kind, want) in [
+            (UnaryKind::Gelu, [-0.0040496941, -0.1542687694, 0.0, 0.8413447461, 2.4844758367]),
+            (UnaryKind::GeluTanh, [-0.0036373921, -0.1542859902, 0.0, 0.8411919906, 2.4849157339]),
+            (UnaryKind::Silu, [-0.1422776195, -0.1887703344, 0.0, 0.7310585786, 2.3103545499]),
+            (UnaryKind::Sigmoid, [0.0474258732, 0.3775406688, 0.5, 0.7310585786, 0.92414182]),
+            (UnaryKind::Relu, [0.0, 0.0, 0.0, 1.0, 2.5]),
+            (UnaryKind::Abs, [3.0, 0.5, 0.0, 1.0, 2.5]),
+        ] {
+            check(Op::Unary(kind), std::slice::from_ref(&xs), &want);
+        }
+        let four = floats(&[1], &[4.0]);
+        check(Op::Unary(UnaryKind::Rsqrt), std::slice::from_ref(&four), &[0.5]);
+        check(Op::Unary(UnaryKind::Recip), std::slice::from_ref(&four), &[0.25]);
+        check(Op::Binary(BinaryKind::Pow), &[four, floats(&[1], &[1.5])], &[8.0]);
+    }
+
+    #[test]
+    fn integers_are_exact() {
+        let pair = |a, b| [ints(&[1], &[a]), ints(&[1], &[b])];
+        check(Op::Binary(BinaryKind::Div), &pair(-7, 2), &[-3.0]);
+        check(Op::Binary(BinaryKind::Div), &pair(7, 0), &[0.0]);
+        check(Op::Binary(BinaryKind::Add), &pair(i32::MAX, 1), &[f64::from(i32::MIN)]);
+        // 1234567891^2 mod 2^32 as signed, by Python.
+        check(Op::Binary(BinaryKind::Mul), &pair(1_234_567_891, 1_234_567_891), &[f64::from(-1521747479)]);
+        check(Op::Binary(BinaryKind::Div), &pair(i32::MIN, -1), &[f64::from(i32::MIN)]);
+        let big = Tensor::splat(Type::new(DType::I64, [1]), 9e15);
+        let ty = big.ty.clone();
+        let error = Op::Binary(BinaryKind::Add).eval(&[&big, &big], &[&ty], At::default()).unwrap_err();
+        assert!(error.contains("2^53"), "{error}");
+    }
+
+    #[test]
+    fn comparisons_and_types() {
+        let (a, b) = (floats(&[3], &[1.0, 2.0, f64::NAN]), floats(&[3], &[2.0, 2.0, 2.0]));
+        for (kind, want) in [
+            (CompareKind::Eq, [0.0, 1.0, 0.0]),
+            (CompareKind::Ne, [1.0, 0.0, 1.0]),
+            (CompareKind::Lt, [1.0, 0.0, 0.0]),
+            (CompareKind::Le, [1.0, 1.0, 0.0]),
+            (CompareKind::Gt, [0.0, 0.0, 0.0]),
+            (CompareKind::Ge, [0.0, 1.0, 0.0]),
+        ] {
+            check(Op::Compare(kind), &[a.clone(), b.clone()], &want);
+        }
+        refused(Op::Unary(UnaryKind::Exp), &[Type::i32([2])], "exp: needs floating-point");
+        refused(Op::Unary(UnaryKind::Not), &[Type::f32([2])], "bool");
+        refused(Op::Binary(BinaryKind::Add), &[Type::f32([2]), Type::f32([3])], "must be f32[2]");
+        refused(Op::Binary(BinaryKind::Add), &[Type::f32([2])], "takes 2 operands, got 1");
+        assert!(UnaryKind::ALL.iter().all(|k| UnaryKind::from_name(k.name()) == Some(*k)));
+    }
+}

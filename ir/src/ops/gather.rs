@@ -87,3 +87,25 @@ impl Define for Gather {
         Ok(vec![out])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, ints, refused};
+    use super::*;
+
+    #[test]
+    fn rows_by_index_and_zeros_outside() {
+        let table = floats(&[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let gather = |batch| Op::Gather(Gather { batch, base: None });
+        check(
+            gather(0),
+            &[table.clone(), ints(&[4], &[2, 0, 3, -1])],
+            &[5.0, 6.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0],
+        );
+        // One column of each row: the batch dim is shared.
+        check(gather(1), &[table, ints(&[3], &[1, 0, 1])], &[2.0, 3.0, 6.0]);
+        refused(gather(0), &[Type::f32([3]), Type::f32([1])], "must be i32");
+        refused(gather(1), &[Type::f32([3, 2]), Type::i32([2])], "do not share");
+        refused(gather(1), &[Type::f32([3]), Type::i32([3])], "do not share");
+    }
+}

@@ -47,3 +47,17 @@ impl Define for Iota {
         Ok(vec![Tensor::from_fn(results[0].clone(), |i| (i / step % n + start) as f64)])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, refused};
+    use super::*;
+
+    #[test]
+    fn counts_along_a_dim() {
+        let iota = |dim| Op::Iota(Iota { ty: Type::i32([2, 3]), dim, base: None });
+        check(iota(0), &[], &[0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+        check(iota(1), &[], &[0.0, 1.0, 2.0, 0.0, 1.0, 2.0]);
+        refused(iota(2), &[], "no dim 2");
+    }
+}

@@ -66,3 +66,31 @@ impl Define for LayerNorm {
         Some(build(f))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, refused, wave};
+    use super::*;
+
+    #[test]
+    fn equals_numpy() {
+        let want = [
+            -0.3629378766,
+            1.7296210451,
+            1.1483963854,
+            0.6819450134,
+            -1.6592032001,
+            0.8200946599,
+            1.8385861802,
+            0.7416483706,
+        ];
+        let args = [wave(&[2, 4], 1.3, 0.2), wave(&[4], 0.7, 1.0), wave(&[4], 0.9, -0.4)];
+        check(Op::LayerNorm(LayerNorm { eps: 1e-5 }), &args, &want);
+    }
+
+    #[test]
+    fn misfits_are_refused() {
+        let args = [Type::f32([2, 4]), Type::f32([4]), Type::f32([4, 1])];
+        refused(Op::LayerNorm(LayerNorm { eps: 1e-5 }), &args, "the bias must be f32[4]");
+    }
+}

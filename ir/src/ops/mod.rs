@@ -26,6 +26,8 @@ mod transpose;
 mod update;
 
 #[cfg(test)]
+mod check;
+#[cfg(test)]
 mod rule_test;
 
 pub use attention::Attention;

@@ -60,3 +60,19 @@ impl Define for Pad {
         Ok(vec![out])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused};
+    use super::*;
+
+    #[test]
+    fn adds_a_border() {
+        let pad = Pad { low: vec![1, 0], high: vec![0, 1], value: 9.0 };
+        let x = floats(&[1, 2], &[1.0, 2.0]);
+        check(Op::Pad(pad), &[x], &[9.0, 9.0, 9.0, 1.0, 2.0, 9.0]);
+        let huge = Pad { low: vec![usize::MAX], high: vec![1], value: 0.0 };
+        refused(Op::Pad(huge.clone()), &[Type::f32([2])], "too large");
+        refused(Op::Pad(huge), &[Type::f32([2, 2])], "needs 2 borders");
+    }
+}

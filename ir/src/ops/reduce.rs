@@ -74,3 +74,22 @@ impl Define for Reduce {
         Ok(vec![Tensor { ty: results[0].clone(), data }])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused};
+    use super::*;
+
+    #[test]
+    fn reduces_by_hand() {
+        let x = floats(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 6.0, 5.0]);
+        let reduce = |kind, dims: &[usize]| Op::Reduce(Reduce { kind, dims: dims.to_vec() });
+        check(reduce(ReduceKind::Sum, &[1]), std::slice::from_ref(&x), &[6.0, 15.0]);
+        check(reduce(ReduceKind::Max, &[0]), std::slice::from_ref(&x), &[4.0, 6.0, 5.0]);
+        check(reduce(ReduceKind::Min, &[0, 1]), std::slice::from_ref(&x), &[1.0]);
+        check(reduce(ReduceKind::Sum, &[]), std::slice::from_ref(&x), &x.data);
+        refused(reduce(ReduceKind::Sum, &[2]), &[Type::f32([2, 3])], "no dim 2");
+        refused(reduce(ReduceKind::Sum, &[1, 1]), &[Type::f32([2, 3])], "increasing");
+        refused(reduce(ReduceKind::Max, &[0]), &[Type::new(DType::Bool, [2])], "needs numbers");
+    }
+}

@@ -115,3 +115,40 @@ fn restrict(factors: &mut [Factor], dims: &[Vec<FactorId>]) {
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::refused;
+    use super::*;
+
+    fn rule(from: &[usize], to: &[usize]) -> Rule {
+        Op::Reshape(to.to_vec()).rule(&[&Type::f32(from)], &[&Type::f32(to)])
+    }
+
+    #[test]
+    fn heads_split_from_a_flat_dim() {
+        // [batch, heads * dim] -> [batch, heads, dim]: batch and heads can be split, heads evenly.
+        let rule = rule(&[5, 12], &[5, 3, 4]);
+        let kinds: Vec<_> = rule.factors.iter().map(|f| (f.size, f.kind, f.even)).collect();
+        let (pass, whole) = (FactorKind::Pass, FactorKind::Replicate);
+        assert_eq!(kinds, [(5, pass, false), (3, pass, true), (4, whole, false)]);
+        assert_eq!(rule.operands[0], [vec![0], vec![1, 2]]);
+        assert_eq!(rule.results[0], [vec![0], vec![1], vec![2]]);
+    }
+
+    /// A split dim viewed with another major extent ([12, 8] over 4 as [16, 6]) has no valid local form beyond the common
+    /// factor.
+    #[test]
+    fn only_common_factors_are_shared() {
+        let rule = rule(&[12, 8], &[16, 6]);
+        assert_eq!((rule.factors[0].size, rule.factors[0].even), (4, true));
+        assert!(rule.factors[1..].iter().all(|f| f.kind == FactorKind::Replicate));
+    }
+
+    #[test]
+    fn counts_must_match() {
+        refused(Op::Reshape(vec![7]), &[Type::f32([2, 3])], "6 elements");
+        refused(Op::Reshape(vec![0]), &[Type::f32([2, 3])], "6 elements");
+        refused(Op::Reshape(vec![usize::MAX, 9]), &[Type::f32([2, 3])], "6 elements");
+    }
+}

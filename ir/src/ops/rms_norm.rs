@@ -100,3 +100,32 @@ impl Func {
         self.binary(BinaryKind::Mul, sum, scale)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, refused, wave};
+    use super::*;
+
+    #[test]
+    fn equals_numpy() {
+        let want = [
+            0.2480882237,
+            1.4679518115,
+            0.3357896459,
+            -0.0504926288,
+            -0.9815781969,
+            0.6060347995,
+            1.0087739544,
+            0.0078116062,
+        ];
+        check(Op::RmsNorm(RmsNorm { eps: 1e-5 }), &[wave(&[2, 4], 1.3, 0.2), wave(&[4], 0.7, 1.0)], &want);
+    }
+
+    #[test]
+    fn misfits_are_refused() {
+        let norm = || Op::RmsNorm(RmsNorm { eps: 1e-5 });
+        refused(norm(), &[Type::f32([2, 4]), Type::f32([2])], "the weight must be f32[4]");
+        refused(norm(), &[Type::f32([]), Type::f32([])], "needs a dim");
+        refused(Op::RmsNorm(RmsNorm { eps: -1.0 }), &[Type::f32([4]), Type::f32([4])], "eps");
+    }
+}

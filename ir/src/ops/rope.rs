@@ -111,3 +111,80 @@ impl Define for Rope {
         Some(build(f))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused, wave};
+    use super::*;
+
+    /// NumPy, as a product of complex numbers.
+    #[test]
+    fn both_forms_equal_numpy() {
+        let angles = [0.3, 1.1, 2.0, -0.5];
+        let of = |f: fn(f64) -> f64| floats(&[1, 2, 2], &angles.map(f));
+        let args = [wave(&[1, 2, 2, 6], 0.8, 0.1), of(f64::cos), of(f64::sin)];
+        let half = [
+            -0.197682484,
+            -0.1780487316,
+            0.9768763703,
+            0.9695713505,
+            -0.1577456941,
+            -0.8182771111,
+            -1.002145133,
+            -1.0077042018,
+            -0.084822625,
+            -0.105020256,
+            0.9698898108,
+            0.5010208565,
+            0.9805795741,
+            -0.9875781366,
+            0.1499008545,
+            0.0271458397,
+            0.3274744391,
+            0.9059547423,
+            -0.0416370634,
+            -0.0972731717,
+            1.0090954799,
+            -1.0055905944,
+            -0.9125824498,
+            -0.3424806185,
+        ];
+        check(Op::Rope(Rope { interleaved: false }), &args, &half);
+        let interleaved = [
+            -0.1361144245,
+            0.7778435716,
+            -0.0835474678,
+            1.1552436211,
+            -0.1577456941,
+            -0.8182771111,
+            -0.7758341243,
+            -0.816424592,
+            -0.6603377833,
+            0.5774712693,
+            0.9698898108,
+            0.5010208565,
+            0.9129974159,
+            0.1189713693,
+            -1.0528031353,
+            0.0627784188,
+            0.3274744391,
+            0.9059547423,
+            -0.7498088021,
+            0.6849953339,
+            -0.7807449934,
+            -0.6322082364,
+            -0.9125824498,
+            -0.3424806185,
+        ];
+        check(Op::Rope(Rope { interleaved: true }), &args, &interleaved);
+    }
+
+    #[test]
+    fn misfits_are_refused() {
+        let rope = || Op::Rope(Rope { interleaved: false });
+        let (x, angles) = (Type::f32([2, 3, 5]), Type::f32([2, 3, 3]));
+        refused(rope(), &[x.clone(), angles.clone(), angles], "more elements");
+        refused(rope(), &[x.clone(), Type::f32([3, 2, 1]), Type::f32([3, 2, 1])], "first two dims");
+        refused(rope(), &[x, Type::f32([2, 3, 1]), Type::f32([2, 3, 2])], "sin must be");
+    }
+}

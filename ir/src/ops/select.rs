@@ -41,3 +41,19 @@ impl Define for Select {
         Ok(vec![Tensor::from_fn(results[0].clone(), choose)])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused};
+    use super::*;
+
+    #[test]
+    fn chooses_elementwise() {
+        let pred = Tensor::new(Type::new(DType::Bool, [3]), vec![1.0, 0.0, 1.0]).unwrap();
+        let (a, b) = (floats(&[3], &[1.0, 2.0, 3.0]), floats(&[3], &[4.0, f64::NAN, 6.0]));
+        check(Op::Select, &[pred.clone(), a.clone(), floats(&[3], &[4.0, 5.0, 6.0])], &[1.0, 5.0, 3.0]);
+        let (a_ty, b_ty) = (a.ty.clone(), Type::f32([3]));
+        refused(Op::Select, &[pred.ty, a_ty.clone(), b_ty], "the last operand");
+        refused(Op::Select, &[b.ty, a_ty.clone(), a_ty], "the predicate");
+    }
+}

@@ -83,3 +83,22 @@ pub(super) fn cut_dims(rule: &mut Rule, operand: &[usize], result: &[usize], who
     rule.operands.push(before);
     rule.results.push(after);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused};
+    use super::*;
+
+    #[test]
+    fn takes_a_box() {
+        let x = floats(&[3, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        let slice = |start: &[usize], limit: &[usize]| {
+            Op::Slice(Slice { start: start.to_vec(), limit: limit.to_vec() })
+        };
+        check(slice(&[1, 0], &[3, 2]), &[x], &[3.0, 4.0, 6.0, 7.0]);
+        for (start, limit) in [([0, 2], [3, 2]), ([0, 0], [4, 3]), ([5, 0], [3, 3])] {
+            refused(slice(&start, &limit), &[Type::f32([3, 3])], "no box");
+        }
+        refused(slice(&[0], &[1]), &[Type::f32([3, 3])], "no box");
+    }
+}

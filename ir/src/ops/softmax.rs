@@ -63,3 +63,42 @@ impl Define for Softmax {
         Some(build(f))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused, wave};
+    use super::*;
+
+    #[test]
+    fn equals_numpy() {
+        let rows = [
+            0.7254051959,
+            0.6439718162,
+            0.3420054229,
+            0.2803489157,
+            0.2745948041,
+            0.3560281838,
+            0.6579945771,
+            0.7196510843,
+        ];
+        check(Op::Softmax(Softmax { dim: 0 }), &[wave(&[2, 4], 1.3, 0.2)], &rows);
+        let columns = [
+            0.2113863758,
+            0.4698968862,
+            0.2422587677,
+            0.0764579703,
+            0.0798455414,
+            0.2592281194,
+            0.4650834119,
+            0.1958429273,
+        ];
+        check(Op::Softmax(Softmax { dim: 1 }), &[wave(&[2, 4], 1.3, 0.2)], &columns);
+    }
+
+    #[test]
+    fn large_numbers_do_not_overflow() {
+        check(Op::Softmax(Softmax { dim: 0 }), &[floats(&[2], &[1e4, 1e4])], &[0.5, 0.5]);
+        refused(Op::Softmax(Softmax { dim: 1 }), &[Type::f32([2])], "no dim 1");
+        refused(Op::Softmax(Softmax { dim: 0 }), &[Type::i32([2])], "floating-point");
+    }
+}

@@ -50,3 +50,19 @@ impl Define for Transpose<'_> {
         Ok(vec![Tensor { ty: results[0].clone(), data }])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, refused};
+    use super::*;
+
+    #[test]
+    fn moves_dims() {
+        let x = floats(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        check(Op::Transpose(vec![1, 0]), &[x], &[1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        let ty = Op::Transpose(vec![2, 0, 1]).infer(&[&Type::f32([2, 3, 4])]).unwrap();
+        assert_eq!(ty, [Type::f32([4, 2, 3])]);
+        refused(Op::Transpose(vec![0, 0]), &[Type::f32([2, 3])], "no permutation");
+        refused(Op::Transpose(vec![0]), &[Type::f32([2, 3])], "no permutation");
+    }
+}

@@ -79,3 +79,24 @@ impl Define for Update {
         Ok(vec![out])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, floats, ints, refused};
+    use super::*;
+
+    #[test]
+    fn rows_are_replaced_and_dropped_outside() {
+        let update = |batch| Op::Update(Update { batch, base: None });
+        let args = |start: [i32; 2]| {
+            let (x, new) = (floats(&[2, 3], &[0.0; 6]), floats(&[2, 2], &[1.0, 2.0, 3.0, 4.0]));
+            [x, new, ints(&[2], &start)]
+        };
+        check(update(1), &args([1, 0]), &[0.0, 1.0, 2.0, 3.0, 4.0, 0.0]);
+        check(update(1), &args([2, -1]), &[0.0, 0.0, 1.0, 4.0, 0.0, 0.0]);
+        let x = Type::f32([2, 3]);
+        refused(update(1), &[x.clone(), Type::f32([3, 1]), Type::i32([2])], "the new rows");
+        refused(update(1), &[x.clone(), Type::f32([2, 1]), Type::i32([])], "the start");
+        refused(update(2), &[x.clone(), x, Type::i32([2, 3])], "does not fit");
+    }
+}
