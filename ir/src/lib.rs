@@ -11,6 +11,7 @@ pub mod eval;
 pub mod graph;
 pub mod kernel;
 pub mod kernel_check;
+pub mod kernel_eval;
 pub mod mesh;
 pub mod ops;
 pub mod program;
