@@ -136,6 +136,7 @@ fn step(
         Op::Call(callee) => run(module, *callee, &args, depth + 1)?,
         Op::Collective(op) => {
             inst.op.check(&args[0].iter().map(|t| &t.ty).collect::<Vec<_>>(), &types)?;
+            inst.op.check_axes(&module.mesh)?;
             if devices.len() != module.mesh.stage_devices() {
                 return Err("a collective needs every device of the stage".into());
             }

@@ -237,3 +237,57 @@ impl Define for MaskTail {
         Ok(vec![out])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{floats, refused};
+    use super::*;
+    use crate::mesh::{Axis, Mesh};
+
+    /// 5 by 4 is 2, 2, 1 and nothing.
+    const TP: AxisRef = AxisRef { axis: Axis::Tp, pre: 1, size: 4 };
+
+    fn mask(value: f64) -> Op {
+        Op::MaskTail(MaskTail { axes: vec![TP], dim: 0, global: 5, value })
+    }
+
+    fn on_device(op: &Op, x: &Tensor, device: usize) -> Vec<f64> {
+        let at = At { mesh: Mesh { tp: 4, ..Mesh::default() }, device };
+        let ty = op.infer(&[&x.ty]).unwrap();
+        op.eval(&[x], &[&ty[0]], at).unwrap().remove(0).data
+    }
+
+    #[test]
+    fn masks_and_pieces_by_hand() {
+        let x = floats(&[2], &[7.0, 8.0]);
+        let masked: Vec<_> = (0..4).map(|d| on_device(&mask(0.0), &x, d)).collect();
+        assert_eq!(masked, [[7.0, 8.0], [7.0, 8.0], [7.0, 0.0], [0.0, 0.0]]);
+        let slice = Op::ShardSlice(ShardSlice { axes: vec![TP], dim: 0, global: 5 });
+        let x = floats(&[5], &[0.0, 1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(on_device(&slice, &x, 1), [2.0, 3.0]);
+        let last = on_device(&slice, &x, 2);
+        assert!(last[0] == 4.0 && last[1].is_nan(), "{last:?}");
+    }
+
+    #[test]
+    fn a_mask_that_is_not_zero_does_not_add_up() {
+        let (sum, max) = (Some(ReduceKind::Sum), Some(ReduceKind::Max));
+        assert_eq!(mask(0.0).partial_rule(&[sum]), Some(sum));
+        assert_eq!(mask(1.0).partial_rule(&[sum]), None);
+        assert_eq!(mask(f64::NEG_INFINITY).partial_rule(&[max]), Some(max));
+        let reduce = Op::Collective(Collective::AllReduce { axes: vec![TP], kind: ReduceKind::Max });
+        assert_eq!((reduce.partial_rule(&[sum]), reduce.partial_rule(&[max])), (None, Some(max)));
+    }
+
+    #[test]
+    fn misfits_are_refused() {
+        refused(mask(0.0), &[Type::f32([3])], "no piece of a dim of extent 5");
+        refused(mask(0.0), &[Type::f32([])], "no dim 0");
+        let slice = Op::ShardSlice(ShardSlice { axes: vec![TP], dim: 0, global: 5 });
+        refused(slice, &[Type::f32([4])], "has not the extent 5");
+        // An axis that the mesh does not have is an error, not a panic.
+        let x = floats(&[2], &[7.0, 8.0]);
+        let error = mask(0.0).eval(&[&x], &[&x.ty], At::default()).unwrap_err();
+        assert!(error.contains("no axis tp:(1)4"), "{error}");
+    }
+}

@@ -320,6 +320,27 @@ impl Op {
         self.define(|op| op.localize(rule, split, args, results))
     }
 
+    /// The mesh axes that the op's attributes name.
+    pub fn axes(&self) -> Vec<AxisRef> {
+        match self {
+            Op::Iota(Iota { base, .. })
+            | Op::Gather(Gather { base, .. })
+            | Op::Update(Update { base, .. }) => base.as_ref().map(|b| b.axes.clone()).unwrap_or_default(),
+            Op::Reshard(sharding) => sharding.axes().collect(),
+            Op::Collective(op) => op.axes().to_vec(),
+            Op::ShardSlice(ShardSlice { axes, .. }) | Op::MaskTail(MaskTail { axes, .. }) => axes.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Refuses axes that the mesh does not have.
+    pub fn check_axes(&self, mesh: &Mesh) -> Result<(), String> {
+        match self.axes().into_iter().find(|a| mesh.part(a.axis, a.pre, a.size).is_none()) {
+            None => Ok(()),
+            Some(a) => Err(format!("{}: the mesh has no axis {}:({}){}", self.name(), a.axis, a.pre, a.size)),
+        }
+    }
+
     /// Reference evaluation of one op on one device (see [`crate::eval`]).
     ///
     /// # Errors
@@ -328,6 +349,7 @@ impl Op {
     pub fn eval(&self, args: &[&Tensor], results: &[&Type], at: At) -> Result<Vec<Tensor>, String> {
         let types: Vec<_> = args.iter().map(|t| &t.ty).collect();
         self.check(&types, results)?;
+        self.check_axes(&at.mesh)?;
         self.define(|op| op.eval(args, results, at)).map_err(|e| format!("{}: {e}", self.name()))
     }
 
