@@ -1,1 +1,31 @@
-//! Loads an artifact; owns devices, memory, collectives
+//! Loads an artifact and runs it: owns devices, memory and collectives. Knows no file format of weights and no LLVM.
+
+mod affinity;
+mod artifact;
+mod block;
+mod distribute;
+mod executor;
+mod kernel_object;
+mod kernels;
+mod layout;
+mod machine;
+mod memory;
+mod params;
+mod product;
+mod session;
+mod tensor;
+mod trace;
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub use artifact::{Artifact, Contents};
+pub use kernel_object::KernelObject;
+pub use kernels::{KernelCall, KernelSet, MAX_ACCESSES, Operand};
+pub use memory::Window;
+pub use params::Progress;
+pub use pcc_ir::source::{NoWeights, ReadParams};
+pub use session::{Options, Session};
+pub use tensor::{HostData, HostTensor};
+pub use trace::{Event, NO_INSTR};

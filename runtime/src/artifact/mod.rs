@@ -1,0 +1,252 @@
+//! The artifact directory `NAME.pcc/`: `program.json`, the kernel object, `report.json` and `plan.json`. No weights.
+
+mod exchange;
+mod features;
+
+use crate::kernel_object::KernelObject;
+use crate::kernels::KernelSet;
+use crate::validate;
+use pcc_ir::Diagnostic;
+use pcc_ir::program::Program;
+use serde::Deserialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const PROGRAM: &str = "program.json";
+const KERNELS: &str = "kernels.x86.so";
+const REPORT: &str = "report.json";
+const PLAN: &str = "plan.json";
+
+/// No program.json is this large, in bytes.
+const LARGEST_PROGRAM: u64 = 1 << 30;
+
+/// A loaded and checked artifact.
+#[derive(Clone, Debug)]
+pub struct Artifact {
+    pub dir: PathBuf,
+    pub program: Program,
+    /// What `pcc inspect` prints.
+    pub report: Value,
+    /// What `--plan` replays.
+    pub plan: Value,
+}
+
+/// What goes into an artifact.
+pub struct Contents<'a> {
+    /// Its `target.object_digest` is filled in by [`Artifact::write`].
+    pub program: &'a Program,
+    /// The kernel object; `None` when the program has no kernels.
+    pub kernels: Option<&'a Path>,
+    pub report: &'a Value,
+    pub plan: &'a Value,
+}
+
+impl Artifact {
+    /// Reads an artifact and checks that it is whole and that no instruction can leave its buffers.
+    ///
+    /// # Errors
+    /// Something is missing, truncated, edited, or of another version.
+    pub fn load(dir: &Path) -> Result<Self, Diagnostic> {
+        if !dir.is_dir() {
+            return Err(Diagnostic::input("there is no artifact here")
+                .at(dir.display().to_string())
+                .why(if dir.exists() { "it is not a directory" } else { "it does not exist" })
+                .help("pcc compile writes a directory NAME.pcc"));
+        }
+        let program = parse_program(&dir.join(PROGRAM))?;
+        validate::check(&program)?;
+        let artifact = Self {
+            dir: dir.to_owned(),
+            program,
+            report: parse(&dir.join(REPORT))?,
+            plan: parse(&dir.join(PLAN))?,
+        };
+        artifact.check_object()?;
+        Ok(artifact)
+    }
+
+    /// Loads the kernels into the process.
+    ///
+    /// # Errors
+    /// The machine lacks a CPU feature that the kernels use, or the object cannot be loaded.
+    pub fn kernels(&self) -> Result<Box<dyn KernelSet>, Diagnostic> {
+        features::check(&self.program.target)?;
+        if self.program.kernels.is_empty() {
+            return Ok(Box::new(NoKernels));
+        }
+        self.check_object()?;
+        Ok(Box::new(KernelObject::load(&self.dir.join(KERNELS), self.program.kernels.values())?))
+    }
+
+    fn check_object(&self) -> Result<(), Diagnostic> {
+        if self.program.kernels.is_empty() {
+            return Ok(());
+        }
+        let path = self.dir.join(KERNELS);
+        let digest = digest(&path).map_err(|e| unreadable(&path, &e))?;
+        if digest == self.program.target.object_digest {
+            return Ok(());
+        }
+        Err(Diagnostic::input("the artifact's kernels are not those it was compiled with")
+            .at(path.display().to_string())
+            .why(format!("its SHA-256 is {digest}, program.json says {}", self.program.target.object_digest))
+            .help("compile the model again"))
+    }
+
+    /// Writes an artifact beside `dir` and moves it there in one step, replacing an older artifact. On an error nothing is left and
+    /// the older one is untouched.
+    ///
+    /// # Errors
+    /// `dir` is something else than an artifact, or writing fails (disk full).
+    pub fn write(dir: &Path, contents: &Contents<'_>) -> Result<(), Diagnostic> {
+        let failed = |e: io::Error| {
+            Diagnostic::run("the artifact cannot be written").at(dir.display().to_string()).why(e.to_string())
+        };
+        let dir = &target(dir)?;
+        let temporary = Temporary::beside(dir).map_err(failed)?;
+        write_files(&temporary.0, contents).map_err(failed)?;
+        temporary.move_to(dir).map_err(failed)
+    }
+}
+
+/// Kernels of a program that has none.
+struct NoKernels;
+
+impl KernelSet for NoKernels {
+    fn call(&self, _: &crate::kernels::KernelCall<'_>, _: std::ops::Range<i64>) {}
+}
+
+fn write_files(dir: &Path, contents: &Contents<'_>) -> io::Result<()> {
+    let mut program = contents.program.clone();
+    program.target.object_digest = String::new();
+    if let Some(object) = contents.kernels {
+        let path = dir.join(KERNELS);
+        fs::copy(object, &path)?;
+        program.target.object_digest = digest(&path)?;
+    }
+    let write = |name: &str, bytes: Vec<u8>| -> io::Result<()> {
+        let mut file = File::create(dir.join(name))?;
+        file.write_all(&bytes)?;
+        // A disk that is full may say so only here.
+        file.sync_data()
+    };
+    write(PROGRAM, serde_json::to_vec(&program)?)?;
+    write(REPORT, serde_json::to_vec_pretty(contents.report)?)?;
+    write(PLAN, serde_json::to_vec_pretty(contents.plan)?)
+}
+
+/// Where an artifact may be written: nothing is there, an artifact, or an empty directory. Links are followed.
+fn target(dir: &Path) -> Result<PathBuf, Diagnostic> {
+    let refuse =
+        |why: &str| Err(Diagnostic::input(why).at(dir.display().to_string()).help("choose another with -o"));
+    if !dir.exists() {
+        return match dir.file_name() {
+            Some(_) => Ok(dir.to_owned()),
+            None => refuse("this is no name for an artifact"),
+        };
+    }
+    if !dir.is_dir() {
+        return refuse("a file is in the place of the artifact");
+    }
+    let empty = fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none());
+    if !empty && !dir.join(PROGRAM).is_file() {
+        return refuse("a directory that is no artifact is in the place of the artifact");
+    }
+    dir.canonicalize().or_else(|e| refuse(&e.to_string()))
+}
+
+/// A directory that is removed when dropped.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn beside(dir: &Path) -> io::Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = dir.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+
+    /// Takes the place of `dir`; what was there goes with the temporary name.
+    fn move_to(self, dir: &Path) -> io::Result<()> {
+        if !dir.exists() {
+            return fs::rename(&self.0, dir);
+        }
+        if exchange::exchange(&self.0, dir).is_ok() {
+            return Ok(());
+        }
+        // The file system cannot exchange: two renames, the first undone when the second fails.
+        let aside = self.0.with_extension("old");
+        fs::rename(dir, &aside)?;
+        if let Err(e) = fs::rename(&self.0, dir) {
+            fs::rename(&aside, dir)?;
+            return Err(e);
+        }
+        fs::remove_dir_all(&aside)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // Gone already when it was moved; otherwise there is no one left to tell.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn digest(path: &Path) -> io::Result<String> {
+    let (mut file, mut hash, mut buffer) = (File::open(path)?, Sha256::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect()),
+            n => hash.update(&buffer[..n]),
+        }
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {
+    Diagnostic::input("a file of the artifact cannot be read")
+        .at(path.display().to_string())
+        .why(error.to_string())
+        .help("compile the model again")
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Diagnostic> {
+    let size = fs::metadata(path).map_err(|e| unreadable(path, &e))?.len();
+    if size > LARGEST_PROGRAM {
+        return Err(Diagnostic::input("a file of the artifact is too large")
+            .at(path.display().to_string())
+            .why(format!("it has {size} bytes, at most {LARGEST_PROGRAM} are sensible")));
+    }
+    fs::read(path).map_err(|e| unreadable(path, &e))
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, Diagnostic> {
+    serde_json::from_slice(&read(path)?).map_err(|e| malformed(path, &e))
+}
+
+fn malformed(path: &Path, error: &serde_json::Error) -> Diagnostic {
+    Diagnostic::input("the artifact is damaged")
+        .at(path.display().to_string())
+        .why(error.to_string())
+        .help("compile the model again")
+}
+
+/// Looks at the version first: a program of another version may have another form.
+fn parse_program(path: &Path) -> Result<Program, Diagnostic> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let bytes = read(path)?;
+    let head: Head = serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))?;
+    validate::check_version(head.version)?;
+    serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))
+}
+
+#[cfg(test)]
+mod tests;

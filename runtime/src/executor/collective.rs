@@ -1,0 +1,172 @@
+//! Collectives among the devices of a group, done by the last one to arrive, in parts that other workers may take.
+//! Contributions are combined in group order, and parts depend on shapes alone: results repeat bit for bit.
+
+use crate::block::{Place, runs};
+use crate::kernels::Operand;
+use crate::machine::Binding;
+use crate::memory::{Region, reduce_block};
+use pcc_ir::program::{CollectiveCall, CollectiveKind, Loc};
+
+/// Elements of an all-reduce in one part.
+const PART: usize = 1 << 14;
+
+/// A collective with the devices of its group.
+pub(super) struct Exchange<'a> {
+    pub(super) call: &'a CollectiveCall,
+    /// The call on one member; the others differ in the device only.
+    pub(super) binding: Binding<'a>,
+    /// First device of the stage; members count from it.
+    pub(super) stage_start: usize,
+    pub(super) members: &'a [u32],
+}
+
+/// Number of parts of a collective in a group of `size`.
+pub(super) fn parts(call: &CollectiveCall, size: usize) -> usize {
+    match call.kind {
+        CollectiveKind::AllReduce => elements(&call.dst_shape).div_ceil(PART).max(1),
+        _ => size,
+    }
+}
+
+/// Bytes read and written by the whole group: what sharing the work among workers is worth.
+pub(super) fn traffic(call: &CollectiveCall, size: usize) -> usize {
+    size * (elements(&call.src_shape) + elements(&call.dst_shape)) * call.dtype.bytes()
+}
+
+fn elements(shape: &[u64]) -> usize {
+    shape.iter().product::<u64>() as usize
+}
+
+fn extents(shape: &[u64]) -> Vec<usize> {
+    shape.iter().map(|&n| n as usize).collect()
+}
+
+/// The part of `0..whole` that member `i` of pieces of `piece` has.
+fn held(whole: usize, piece: usize, i: usize) -> (usize, usize) {
+    let start = (i * piece).min(whole);
+    (start, piece.min(whole - start))
+}
+
+impl<'a> Exchange<'a> {
+    pub(super) fn run_part(&self, part: usize) {
+        match self.call.kind {
+            CollectiveKind::AllReduce => self.all_reduce(part),
+            CollectiveKind::AllGather => self.all_gather(part),
+            CollectiveKind::ReduceScatter => self.reduce_scatter(part),
+            CollectiveKind::AllToAll => self.all_to_all(part),
+            CollectiveKind::Broadcast => self.broadcast(part),
+            // Validation refuses it: no program has one.
+            CollectiveKind::Permute => {}
+        }
+    }
+
+    fn operand(&self, member: usize, loc: &Loc) -> Operand<'a> {
+        self.binding.on(self.stage_start + self.members[member] as usize).operand(loc)
+    }
+
+    /// The elements from `skip` on of every member's buffer.
+    fn regions(&self, loc: &Loc, skip: usize) -> Vec<Region<'a>> {
+        let region = |member| {
+            let o = self.operand(member, loc);
+            Region { window: o.window, offset: o.offset + skip * self.call.dtype.bytes() }
+        };
+        (0..self.members.len()).map(region).collect()
+    }
+
+    fn all_reduce(&self, part: usize) {
+        let c = self.call;
+        let (start, len) = held(elements(&c.dst_shape), PART, part);
+        let (from, to) = (self.regions(&c.src, start), self.regions(&c.dst, start));
+        reduce_block(c.reduce, c.dtype, len, &from, &to);
+    }
+
+    /// Member `i` of the group receives everyone's piece.
+    fn all_gather(&self, i: usize) {
+        let c = self.call;
+        let (src, dst, dim) = (extents(&c.src_shape), extents(&c.dst_shape), c.concat_dim as usize);
+        for j in 0..self.members.len() {
+            let (start, len) = held(dst[dim], src[dim], j);
+            self.copy(j, i, (&src, dim, 0), (&dst, dim, start), &with(&src, dim, len));
+        }
+    }
+
+    /// Member `i` of the group receives its piece of the reduction.
+    fn reduce_scatter(&self, i: usize) {
+        let c = self.call;
+        let (src, dst, dim) = (extents(&c.src_shape), extents(&c.dst_shape), c.split_dim as usize);
+        let (start, len) = held(src[dim], dst[dim], i);
+        if len < dst[dim] {
+            self.zero(i);
+        }
+        let target = self.operand(i, &c.dst);
+        let (from_start, to_start) = (with(&vec![0; src.len()], dim, start), vec![0; dst.len()]);
+        let from = Place { shape: &src, start: &from_start };
+        let to = Place { shape: &dst, start: &to_start };
+        let size = c.dtype.bytes();
+        runs(&with(&dst, dim, len), from, to, |f, t, count| {
+            let to = Region { window: target.window, offset: target.offset + t * size };
+            reduce_block(c.reduce, c.dtype, count, &self.regions(&c.src, f), &[to]);
+        });
+    }
+
+    /// Member `i` of the group receives piece `i` of everyone.
+    fn all_to_all(&self, i: usize) {
+        let c = self.call;
+        let (src, dst) = (extents(&c.src_shape), extents(&c.dst_shape));
+        let (split, concat) = (c.split_dim as usize, c.concat_dim as usize);
+        let (start, len) = held(src[split], dst[split], i);
+        if len < dst[split] {
+            self.zero(i);
+        }
+        for j in 0..self.members.len() {
+            let (at, count) = held(dst[concat], src[concat], j);
+            let lens = with(&with(&dst, split, len), concat, count);
+            self.copy(j, i, (&src, split, start), (&dst, concat, at), &lens);
+        }
+    }
+
+    /// Member `i` receives the first member's buffer.
+    fn broadcast(&self, i: usize) {
+        if i == 0 && self.call.src == self.call.dst {
+            return;
+        }
+        let shape = extents(&self.call.dst_shape);
+        let flat = [shape.iter().product()];
+        self.copy(0, i, (&flat, 0, 0), (&flat, 0, 0), &flat);
+    }
+
+    /// Copies a block from member `j`'s source to member `i`'s target; each place is a shape and where the block starts in one dim.
+    fn copy(
+        &self,
+        j: usize,
+        i: usize,
+        from: (&[usize], usize, usize),
+        to: (&[usize], usize, usize),
+        lens: &[usize],
+    ) {
+        let (source, target) = (self.operand(j, &self.call.src), self.operand(i, &self.call.dst));
+        let size = self.call.dtype.bytes();
+        let start = |(shape, dim, at): (&[usize], usize, usize)| with(&vec![0; shape.len()], dim, at);
+        let (from_start, to_start) = (start(from), start(to));
+        let from = Place { shape: from.0, start: &from_start };
+        let to = Place { shape: to.0, start: &to_start };
+        runs(lens, from, to, |f, t, count| {
+            let bytes = source.window.part(source.offset + f * size, count * size);
+            target.window.part(target.offset + t * size, count * size).copy_from(&bytes);
+        });
+    }
+
+    fn zero(&self, i: usize) {
+        let target = self.operand(i, &self.call.dst);
+        target.window.part(target.offset, elements(&self.call.dst_shape) * self.call.dtype.bytes()).zero();
+    }
+}
+
+/// `shape` with another extent in one dim.
+fn with(shape: &[usize], dim: usize, extent: usize) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    if let Some(slot) = shape.get_mut(dim) {
+        *slot = extent;
+    }
+    shape
+}

@@ -1,0 +1,180 @@
+//! All that is fixed once a program is loaded: memory, kernels, and what devices work out beforehand.
+
+use crate::kernels::{KernelSet, Operand};
+use crate::layout::{Layout, Mail};
+use crate::memory::Mapping;
+use pcc_ir::AxisRef;
+use pcc_ir::program::{Base, EntryProgram, FuncProgram, InstrKind, Loc, Program, Slot, Step};
+use std::collections::HashMap;
+
+/// A loaded program.
+pub(crate) struct Machine {
+    pub(crate) program: Program,
+    pub(crate) layout: Layout,
+    pub(crate) memory: Mapping,
+    pub(crate) kernels: Box<dyn KernelSet>,
+    pub(crate) scalars: Vec<FuncScalars>,
+    pub(crate) groups: Groups,
+    /// Per entry, stage and step: index into the entry's mails; `u32::MAX` for a call.
+    pub(crate) step_mails: Vec<Vec<Vec<u32>>>,
+}
+
+impl Machine {
+    /// Prepares a validated program; parameters are loaded into `memory` already.
+    pub(crate) fn new(
+        program: Program,
+        layout: Layout,
+        memory: Mapping,
+        kernels: Box<dyn KernelSet>,
+    ) -> Self {
+        let scalars = program.funcs.iter().map(|f| FuncScalars::new(&program, f)).collect();
+        let groups = Groups::new(&program);
+        let step_mails = step_mails(&program, &layout);
+        Self { program, layout, memory, kernels, scalars, groups, step_mails }
+    }
+}
+
+fn step_mails(program: &Program, layout: &Layout) -> Vec<Vec<Vec<u32>>> {
+    let of_entry = |(entry, mails): (&EntryProgram, &Vec<Mail>)| {
+        let known: HashMap<(usize, usize, u32), u32> =
+            mails.iter().enumerate().map(|(i, m)| ((m.from, m.to, m.tag), i as u32)).collect();
+        let of_step = |stage: usize, step: &Step| {
+            let key = match *step {
+                Step::Call { .. } => return u32::MAX,
+                Step::Send { to, tag, .. } => (stage, to as usize, tag),
+                Step::Recv { from, tag, .. } => (from as usize, stage, tag),
+            };
+            known.get(&key).copied().unwrap_or(u32::MAX)
+        };
+        let stages = entry.stages.iter().enumerate();
+        stages.map(|(i, s)| s.steps.iter().map(|step| of_step(i, step)).collect()).collect()
+    };
+    program.entries.iter().zip(&layout.mails).map(of_entry).collect()
+}
+
+/// Values of the scalars of a function's launches, for each position in a stage.
+pub(crate) struct FuncScalars {
+    /// Per instruction: where its scalars start.
+    starts: Vec<usize>,
+    /// Scalars of all instructions together.
+    count: usize,
+    values: Vec<i64>,
+}
+
+impl FuncScalars {
+    pub(crate) fn new(program: &Program, func: &FuncProgram) -> Self {
+        let mut starts = Vec::with_capacity(func.instrs.len());
+        let mut scalars = Vec::new();
+        for instr in &func.instrs {
+            starts.push(scalars.len());
+            if let InstrKind::Kernel(launch) = &instr.kind {
+                scalars.extend(&launch.scalars);
+            }
+        }
+        let positions = 0..program.mesh.stage_devices();
+        let values = positions.flat_map(|p| scalars.iter().map(move |s| s.on(&program.mesh, p))).collect();
+        Self { starts, count: scalars.len(), values }
+    }
+
+    /// The scalars of an instruction that has `count` of them.
+    pub(crate) fn of(&self, position: usize, instr: usize, count: usize) -> &[i64] {
+        let start = position * self.count + self.starts[instr];
+        &self.values[start..start + count]
+    }
+}
+
+/// The groups of collectives: for each distinct list of axes, the devices of a stage cut into groups.
+pub(crate) struct Groups {
+    sets: Vec<GroupSet>,
+    /// Per function and instruction: index into `sets`; unused for other instructions.
+    of: Vec<Vec<u32>>,
+    /// Groups of all sets together.
+    pub(crate) count: usize,
+}
+
+struct GroupSet {
+    size: usize,
+    /// Positions in a stage, group after group, each in group order.
+    members: Vec<u32>,
+    /// Group of each position.
+    group: Vec<u32>,
+    /// Number of groups in the sets before.
+    before: usize,
+}
+
+impl Groups {
+    pub(crate) fn new(program: &Program) -> Self {
+        let (mut sets, mut of, mut count) = (Vec::new(), Vec::new(), 0);
+        let mut known: HashMap<&[AxisRef], u32> = HashMap::new();
+        for func in &program.funcs {
+            let mut indices = vec![u32::MAX; func.instrs.len()];
+            for (index, instr) in indices.iter_mut().zip(&func.instrs) {
+                let InstrKind::Collective(call) = &instr.kind else { continue };
+                *index = *known.entry(&call.axes).or_insert_with(|| {
+                    let set = group_set(program, &call.axes, count);
+                    count += set.members.len() / set.size;
+                    sets.push(set);
+                    sets.len() as u32 - 1
+                });
+            }
+            of.push(indices);
+        }
+        Self { sets, of, count }
+    }
+
+    /// The group of a position in its stage for a collective: its number among all groups, and its members in order.
+    pub(crate) fn find(&self, func: usize, instr: usize, position: usize) -> (usize, &[u32]) {
+        let set = &self.sets[self.of[func][instr] as usize];
+        let group = set.group[position] as usize;
+        (set.before + group, &set.members[group * set.size..(group + 1) * set.size])
+    }
+}
+
+fn group_set(program: &Program, axes: &[AxisRef], before: usize) -> GroupSet {
+    let mut set = GroupSet {
+        size: 1,
+        members: Vec::new(),
+        group: vec![u32::MAX; program.mesh.stage_devices()],
+        before,
+    };
+    for position in 0..program.mesh.stage_devices() {
+        if set.group[position] == u32::MAX {
+            let members = program.mesh.group(position, axes);
+            set.size = members.len();
+            let number = (set.members.len() / set.size) as u32;
+            members.iter().for_each(|&m| set.group[m] = number);
+            set.members.extend(members.iter().map(|&m| m as u32));
+        }
+    }
+    set
+}
+
+/// Where a call finds its buffers: everything that turns a [`Loc`] into memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Binding<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) entry: usize,
+    pub(crate) device: usize,
+    pub(crate) micro_batch: usize,
+    pub(crate) func: &'a FuncProgram,
+    pub(crate) slots: &'a [Slot],
+}
+
+impl<'a> Binding<'a> {
+    /// The same call on another device of the stage.
+    pub(crate) fn on(&self, device: usize) -> Self {
+        Self { device, ..*self }
+    }
+
+    pub(crate) fn operand(&self, loc: &Loc) -> Operand<'a> {
+        let m = self.machine;
+        let (at, len) = match loc.base {
+            Base::Frame => (m.layout.frame(self.device), self.func.frame_bytes),
+            Base::Slot(i) => {
+                let at = m.layout.slot(self.entry, self.device, self.micro_batch, self.slots[i as usize]);
+                (at, self.func.slot_bytes[i as usize])
+            }
+        };
+        Operand { window: m.memory.window(at, len as usize), offset: loc.offset as usize }
+    }
+}

@@ -1,0 +1,109 @@
+//! Loads parameters and constants into the mapping: every distinct slice once, in parallel.
+
+use crate::layout::{Layout, ParamSlice};
+use crate::memory::{Mapping, Window, encode};
+use pcc_ir::program::{LocalParam, Program};
+use pcc_ir::source::ReadParams;
+use pcc_ir::{DType, Diagnostic};
+use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Told after each piece: bytes done, bytes in all. Called by several threads.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// Elements read at a time, about: pieces are spread over threads.
+const PIECE: usize = 1 << 20;
+
+/// Fills every slice of the layout from `weights`; padding stays zero.
+///
+/// # Errors
+/// What the reader reports, with the parameter's name.
+pub(crate) fn load(
+    program: &Program,
+    layout: &Layout,
+    memory: &Mapping,
+    weights: &dyn ReadParams,
+    progress: Progress<'_>,
+) -> Result<(), Diagnostic> {
+    for (index, constant) in program.constants.iter().enumerate() {
+        let window = memory.window(layout.constant(index), constant.ty.bytes());
+        for (i, &value) in constant.data.iter().enumerate() {
+            // The window has an element for each value: validation compared their number with the shape.
+            let _ = window.store(constant.ty.dtype, i, value);
+        }
+    }
+    let pieces: Vec<(&ParamSlice, Range<usize>)> = layout.slices.iter().flat_map(pieces).collect();
+    let size = |slice: &ParamSlice, rows: &Range<usize>| rows.len() as u64 * row_elements(slice) as u64 * 4;
+    let total = pieces.iter().map(|(s, r)| size(s, r)).sum();
+    let done = AtomicU64::new(0);
+    pieces.par_iter().try_for_each(|(slice, rows)| {
+        let param = &program.params[slice.param];
+        load_piece(param, slice, rows.clone(), memory.window(slice.at.offset, slice.at.len), weights)
+            .map_err(|d| if d.place.is_none() { d.at(format!("parameter `{}`", param.name)) } else { d })?;
+        let bytes = size(slice, rows);
+        progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes, total);
+        Ok(())
+    })
+}
+
+/// Elements of one index of the first dim, padding left out.
+fn row_elements(slice: &ParamSlice) -> usize {
+    slice.spans.iter().skip(1).map(|s| s.1).product()
+}
+
+/// Cuts a slice along its first dim; a scalar is one piece.
+fn pieces(slice: &ParamSlice) -> Vec<(&ParamSlice, Range<usize>)> {
+    let rows = slice.spans.first().map_or(1, |s| s.1);
+    let step = (PIECE / row_elements(slice).max(1)).max(1);
+    (0..rows).step_by(step).map(|start| (slice, start..(start + step).min(rows))).collect()
+}
+
+/// Loads indices `rows` (of the slice) of the first dim.
+fn load_piece(
+    param: &LocalParam,
+    slice: &ParamSlice,
+    rows: Range<usize>,
+    window: Window<'_>,
+    weights: &dyn ReadParams,
+) -> Result<(), Diagnostic> {
+    let mut ranges: Vec<Range<usize>> = slice.spans.iter().map(|&(start, len)| start..start + len).collect();
+    if let Some(first) = ranges.first_mut() {
+        *first = first.start + rows.start..first.start + rows.end;
+    }
+    let lens: Vec<usize> = ranges.iter().map(Range::len).collect();
+    let count: usize = lens.iter().product();
+    if count == 0 {
+        return Ok(());
+    }
+    let local = param.sharding.local_shape(&param.ty.shape);
+    let size = param.ty.dtype.bytes();
+    let row_bytes = local.iter().skip(1).product::<usize>() * size;
+    let target = window.part(rows.start * row_bytes, rows.len() * row_bytes);
+    if param.ty.dtype == DType::F32 && lens.get(1..) == local.get(1..) {
+        return target.fill_f32(|out| weights.read_param_slice(&param.source, &ranges, out));
+    }
+    let mut values = vec![0.0f32; count];
+    weights.read_param_slice(&param.source, &ranges, &mut values)?;
+    let inner = lens.last().copied().unwrap_or(1);
+    let mut bytes = vec![0u8; inner * size];
+    for (row, values) in values.chunks_exact(inner).enumerate() {
+        for (out, &v) in bytes.chunks_exact_mut(size).zip(values) {
+            out.copy_from_slice(&encode(param.ty.dtype, v.into())[..size]);
+        }
+        target.write(row_offset(row, &lens, &local) * size, &bytes);
+    }
+    Ok(())
+}
+
+/// Element offset, in a buffer of shape `local`, of the `row`th innermost row of a block of shape `lens` at its start.
+/// The first dim of `local` is not looked at.
+pub(crate) fn row_offset(row: usize, lens: &[usize], local: &[usize]) -> usize {
+    let (mut rest, mut stride, mut offset) = (row, 1, 0);
+    for dim in (0..lens.len().saturating_sub(1)).rev() {
+        stride *= local[dim + 1];
+        offset += rest % lens[dim] * stride;
+        rest /= lens[dim];
+    }
+    offset
+}

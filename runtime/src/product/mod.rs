@@ -1,0 +1,215 @@
+//! Matrix products: the `gemm` crate for large ones, loops of our own for few rows, where that crate is weak.
+//!
+//! A product is cut into *parts* that depend on its shape alone, never on the number of workers, and each part is computed by one
+//! call in one order: so results are the same bits whoever computes which part.
+
+mod few_rows;
+mod widen;
+
+use crate::kernels::Operand;
+use pcc_ir::DType;
+use pcc_ir::program::{Gemm, Matrix};
+use std::ops::Range;
+
+/// Work in one part, at least: 40 microseconds at 100 GFLOP/s, well above handing a part over.
+const PART_FLOPS: f64 = 4e6;
+/// Least extent of a part along the dim that is cut: the other operand is packed again for each part.
+const PART_EXTENT: u64 = 256;
+/// Bytes of the matrix that a part of a product with few rows reads.
+const PART_BYTES: u64 = 1 << 18;
+/// Most rows computed by the loops for few rows.
+const FEW: u64 = 8;
+
+/// A product with its operands' buffers.
+pub(crate) struct Product<'a> {
+    pub(crate) gemm: &'a Gemm,
+    pub(crate) a: Operand<'a>,
+    pub(crate) b: Operand<'a>,
+    pub(crate) c: Operand<'a>,
+}
+
+/// How a product is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    /// Indices of the batch dims in a part; 1 when a single product is cut.
+    batches: u64,
+    /// Extent of m in a part.
+    m: u64,
+    /// Extent of n in a part.
+    n: u64,
+}
+
+/// One plain matrix product: addresses of the first elements, extents, strides in elements.
+#[derive(Clone, Copy)]
+struct Tile {
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Side,
+    b: Side,
+    c: Side,
+    alpha: f64,
+    accumulate: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Side {
+    start: *mut u8,
+    dtype: DType,
+    row: isize,
+    col: isize,
+}
+
+impl Tile {
+    /// The same product with the roles of rows and columns exchanged.
+    fn transposed(self) -> Self {
+        let flip = |s: Side| Side { row: s.col, col: s.row, ..s };
+        Tile { m: self.n, n: self.m, a: flip(self.b), b: flip(self.a), c: flip(self.c), ..self }
+    }
+}
+
+/// Number of indices of the batch dims. Validation bounds it.
+fn batches(g: &Gemm) -> u64 {
+    g.batch.iter().map(|d| d.extent).product()
+}
+
+fn cut(g: &Gemm) -> Cut {
+    let flops = 2.0 * g.m as f64 * g.n as f64 * g.k as f64;
+    if flops < PART_FLOPS && g.m.min(g.n) > FEW {
+        let batches = (PART_FLOPS / flops.max(1.0)).clamp(1.0, 1e6) as u64;
+        return Cut { batches, m: g.m.max(1), n: g.n.max(1) };
+    }
+    let long = g.m.max(g.n);
+    let extent = if g.m.min(g.n) <= FEW {
+        (PART_BYTES / (4 * g.k.max(1))).clamp(64, 4096).next_multiple_of(64)
+    } else {
+        let wanted = (PART_FLOPS / (flops / long as f64)).ceil() as u64;
+        // Equal pieces, so that two workers get equal work.
+        let pieces = (long / wanted.max(PART_EXTENT)).max(1);
+        long.div_ceil(pieces).next_multiple_of(32)
+    };
+    if long <= extent {
+        let bytes = 4 * g.k.max(1) * long.max(1);
+        return Cut { batches: (PART_BYTES / bytes).max(1), m: g.m.max(1), n: g.n.max(1) };
+    }
+    if g.n >= g.m {
+        Cut { batches: 1, m: g.m, n: extent }
+    } else {
+        Cut { batches: 1, m: extent, n: g.n.max(1) }
+    }
+}
+
+/// Number of parts of a product.
+pub(crate) fn parts(g: &Gemm) -> usize {
+    let cut = cut(g);
+    let tiles = g.m.div_ceil(cut.m) * g.n.div_ceil(cut.n);
+    (batches(g).div_ceil(cut.batches) * tiles) as usize
+}
+
+impl Product<'_> {
+    /// Computes one of the [`parts`].
+    pub(crate) fn run_part(&self, part: usize) {
+        let g = self.gemm;
+        let cut = cut(g);
+        let (across, down) = (g.n.div_ceil(cut.n).max(1), g.m.div_ceil(cut.m).max(1));
+        let (tile, group) = (part as u64 % (across * down), part as u64 / (across * down));
+        let rows = piece(g.m, cut.m, tile / across);
+        let cols = piece(g.n, cut.n, tile % across);
+        let all = batches(g);
+        for batch in group * cut.batches..((group + 1) * cut.batches).min(all) {
+            self.run_tile(batch, rows.clone(), cols.clone());
+        }
+    }
+
+    fn run_tile(&self, batch: u64, rows: Range<u64>, cols: Range<u64>) {
+        let g = self.gemm;
+        let (mut at, mut rest) = ([0i64; 3], batch);
+        for dim in g.batch.iter().rev() {
+            let index = (rest % dim.extent) as i64;
+            rest /= dim.extent;
+            at = [at[0] + index * dim.a, at[1] + index * dim.b, at[2] + index * dim.c];
+        }
+        let (i, j) = (rows.start as i64, cols.start as i64);
+        let tile = Tile {
+            m: (rows.end - rows.start) as usize,
+            n: (cols.end - cols.start) as usize,
+            k: g.k as usize,
+            a: side(&g.a, &self.a, at[0] + i * g.a.row),
+            b: side(&g.b, &self.b, at[1] + j * g.b.col),
+            c: side(&g.c, &self.c, at[2] + i * g.c.row + j * g.c.col),
+            alpha: g.alpha,
+            accumulate: g.accumulate,
+        };
+        // SAFETY: validation checked that every element the strides reach lies in the operands' buffers, aligned; a tile is a
+        // subset of the product; the executor lets no one else at its part of c.
+        unsafe { run(tile) };
+    }
+}
+
+fn piece(whole: u64, piece: u64, index: u64) -> Range<u64> {
+    (index * piece).min(whole)..((index + 1) * piece).min(whole)
+}
+
+fn side(matrix: &Matrix, operand: &Operand<'_>, elements: i64) -> Side {
+    let bytes = elements as isize * matrix.dtype.bytes() as isize;
+    let start = operand.window.as_ptr().wrapping_add(operand.offset).wrapping_offset(bytes);
+    Side { start, dtype: matrix.dtype, row: matrix.row as isize, col: matrix.col as isize }
+}
+
+/// # Safety
+/// Every element of the tile's matrices is valid and aligned, c is not accessed by anyone else and overlaps neither a nor b.
+unsafe fn run(tile: Tile) {
+    if tile.m == 0 || tile.n == 0 {
+        return;
+    }
+    let types = [tile.a.dtype, tile.b.dtype, tile.c.dtype];
+    if types == [DType::F64; 3] {
+        // SAFETY: the caller's promise.
+        return unsafe { library::<f64>(&tile, tile.alpha, 1.0) };
+    }
+    if types != [DType::F32; 3] {
+        // SAFETY: the caller's promise.
+        return unsafe { widen::run(tile) };
+    }
+    let tile = if tile.n < tile.m { tile.transposed() } else { tile };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if tile.m > FEW as usize || !few_rows::run(&tile) {
+            library::<f32>(&tile, tile.alpha as f32, 1.0);
+        }
+    }
+}
+
+/// The product by the `gemm` crate, on this thread alone.
+///
+/// # Safety
+/// As [`run`]; all matrices are of type T.
+unsafe fn library<T: 'static>(t: &Tile, alpha: T, one: T) {
+    // SAFETY: the caller's promise. The crate computes dst = alpha * dst + beta * lhs * rhs.
+    unsafe {
+        gemm::gemm(
+            t.m,
+            t.n,
+            t.k,
+            t.c.start.cast::<T>(),
+            t.c.col,
+            t.c.row,
+            t.accumulate,
+            t.a.start.cast::<T>(),
+            t.a.col,
+            t.a.row,
+            t.b.start.cast::<T>(),
+            t.b.col,
+            t.b.row,
+            one,
+            alpha,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

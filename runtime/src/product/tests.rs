@@ -1,0 +1,130 @@
+//! Products against sums in f64.
+
+use super::*;
+use crate::memory::Mapping;
+use pcc_ir::program::{Base, BatchDim, Loc};
+
+fn matrix(dtype: DType, row: i64, col: i64) -> Matrix {
+    Matrix { loc: Loc { base: Base::Frame, offset: 0 }, dtype, row, col }
+}
+
+fn value(seed: u64, i: u64) -> f64 {
+    // Small multiples of 1/8: exact in every type used.
+    (((i + 1).wrapping_mul(seed * 2 + 0x9E37) >> 3) % 17) as f64 / 8.0 - 1.0
+}
+
+/// Runs `g`, parts in the given order, and compares with sums in f64. Returns c's bytes.
+fn check(g: &Gemm, backwards: bool) -> Vec<u8> {
+    let elements = (g.m.max(g.k) * g.n.max(g.k) * batches(g)) as usize + 64;
+    let mapping = Mapping::new(3 * elements * 8).unwrap();
+    let windows: Vec<_> = (0..3).map(|i| mapping.window(i * elements * 8, elements * 8)).collect();
+    for (w, (m, seed)) in windows.iter().zip([(&g.a, 1), (&g.b, 2), (&g.c, 3)]) {
+        (0..elements).for_each(|i| w.store(m.dtype, i, value(seed, i as u64)).unwrap());
+    }
+    let operand = |i: usize| Operand { window: windows[i], offset: 0 };
+    let product = Product { gemm: g, a: operand(0), b: operand(1), c: operand(2) };
+    let before: Vec<_> = (0..elements).map(|i| windows[2].load(g.c.dtype, i).unwrap()).collect();
+    let count = parts(g);
+    (0..count).for_each(|p| product.run_part(if backwards { count - 1 - p } else { p }));
+    let tolerance = match g.c.dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 1e-5,
+        _ => 1.0 / 128.0,
+    };
+    for batch in 0..batches(g) {
+        let (mut at, mut rest) = ([0i64; 3], batch);
+        for d in g.batch.iter().rev() {
+            let i = (rest % d.extent) as i64;
+            rest /= d.extent;
+            at = [at[0] + i * d.a, at[1] + i * d.b, at[2] + i * d.c];
+        }
+        for (i, j) in (0..g.m as i64).flat_map(|i| (0..g.n as i64).map(move |j| (i, j))) {
+            let term = |p: i64| {
+                let a = value(1, (at[0] + i * g.a.row + p * g.a.col) as u64);
+                a * value(2, (at[1] + p * g.b.row + j * g.b.col) as u64)
+            };
+            let index = (at[2] + i * g.c.row + j * g.c.col) as usize;
+            let old = if g.accumulate { before[index] } else { 0.0 };
+            let expected = old + g.alpha * (0..g.k as i64).map(term).sum::<f64>();
+            let found = windows[2].load(g.c.dtype, index).unwrap();
+            let scale = expected.abs().max(g.k as f64 / 4.0).max(1.0);
+            assert!(
+                (found - expected).abs() <= tolerance * scale,
+                "{g:?} at {i},{j}: {found} for {expected}"
+            );
+        }
+    }
+    let mut bytes = vec![0; elements * g.c.dtype.bytes()];
+    windows[2].read(0, &mut bytes);
+    bytes
+}
+
+fn gemm(m: u64, n: u64, k: u64) -> Gemm {
+    let f = DType::F32;
+    Gemm {
+        m,
+        n,
+        k,
+        alpha: 1.0,
+        a: matrix(f, k as i64, 1),
+        b: matrix(f, n as i64, 1),
+        c: matrix(f, n as i64, 1),
+        batch: vec![],
+        accumulate: false,
+    }
+}
+
+#[test]
+fn all_layouts_and_sizes() {
+    for (m, n, k) in
+        [(1, 700, 33), (3, 65, 20), (8, 130, 17), (40, 50, 30), (300, 40, 8), (70, 1, 40), (1, 1, 5)]
+    {
+        for (ta, tb, tc) in (0..8).map(|i| (i & 1 == 1, i & 2 == 2, i & 4 == 4)) {
+            let mut g = gemm(m, n, k);
+            g.alpha = 0.5;
+            g.accumulate = ta;
+            if ta {
+                (g.a.row, g.a.col) = (1, m as i64);
+            }
+            if tb {
+                (g.b.row, g.b.col) = (1, k as i64);
+            }
+            if tc {
+                (g.c.row, g.c.col) = (1, m as i64);
+            }
+            assert_eq!(check(&g, false), check(&g, true), "parts in another order");
+        }
+    }
+}
+
+#[test]
+fn batches_with_shared_operands() {
+    let mut g = gemm(5, 12, 7);
+    // b is the same for every index of the second batch dim, as keys are for the heads of a group.
+    g.batch = vec![BatchDim { extent: 3, a: 70, b: 84, c: 120 }, BatchDim { extent: 2, a: 35, b: 0, c: 60 }];
+    check(&g, false);
+}
+
+#[test]
+fn large_products_are_cut_by_shape_alone() {
+    let g = gemm(96, 1100, 300);
+    assert!(parts(&g) > 1);
+    assert_eq!(check(&g, false), check(&g, true));
+    let g = gemm(1, 5000, 64);
+    assert!(parts(&g) > 1);
+    assert_eq!(check(&g, false), check(&g, true));
+}
+
+#[test]
+fn sixteen_bit_and_double_operands() {
+    for dtype in [DType::BF16, DType::F16, DType::F64] {
+        let mut g = gemm(4, 9, 16);
+        (g.a.dtype, g.b.dtype, g.c.dtype) = (dtype, dtype, dtype);
+        check(&g, false);
+        g.accumulate = true;
+        check(&g, false);
+    }
+    let mut g = gemm(4, 9, 16);
+    g.b.dtype = DType::BF16;
+    check(&g, false);
+}

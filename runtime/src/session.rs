@@ -1,0 +1,121 @@
+//! A program in memory, ready to run its entries.
+
+use crate::executor::{Executor, Run, Settings};
+use crate::kernels::KernelSet;
+use crate::layout::Layout;
+use crate::machine::Machine;
+use crate::memory::Mapping;
+use crate::params::{self, Progress};
+use crate::tensor::HostTensor;
+use crate::trace::Event;
+use crate::{distribute, validate};
+use pcc_ir::Diagnostic;
+use pcc_ir::program::{EntryProgram, Program};
+use pcc_ir::source::ReadParams;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// How a session runs.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Threads; 0 means one a core the process may use. Results are the same bits for any number.
+    pub workers: usize,
+    /// Whether to time every instruction (see [`Session::take_events`]).
+    pub trace: bool,
+    /// Set to true, from any thread, to end the run between instructions.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// A loaded program: parameters and states live here, runs go through [`Session::run`].
+pub struct Session {
+    executor: Executor,
+}
+
+impl Session {
+    /// Checks the program, allocates its memory and loads parameters in parallel, telling `progress`.
+    ///
+    /// # Errors
+    /// The program is damaged, the machine has too little memory, or a parameter cannot be read.
+    pub fn new(
+        program: Program,
+        kernels: Box<dyn KernelSet>,
+        weights: &dyn ReadParams,
+        options: &Options,
+        progress: Progress<'_>,
+    ) -> Result<Self, Diagnostic> {
+        validate::check(&program)?;
+        let layout = Layout::new(&program)?;
+        let memory = Mapping::new(layout.total)?;
+        params::load(&program, &layout, &memory, weights, progress)?;
+        let settings =
+            Settings { workers: options.workers, trace: options.trace, cancel: options.cancel.clone() };
+        let executor = Executor::new(Machine::new(program, layout, memory, kernels), settings)?;
+        Ok(Self { executor })
+    }
+
+    /// The loaded program.
+    pub fn program(&self) -> &Program {
+        &self.executor.shared().machine.program
+    }
+
+    /// Bytes of all devices together.
+    pub fn memory_bytes(&self) -> usize {
+        self.executor.shared().machine.layout.total
+    }
+
+    /// Runs `entry` on `rows` rows, at most the batch compiled for. Inputs are by name, with `rows` as their batch extent and a
+    /// sequence extent of at most the capacity, the same for all; what is missing is padded with zeros. Outputs have the
+    /// same extents. States keep what the run left in them.
+    ///
+    /// # Errors
+    /// An input is missing, unknown, or does not fit; the run is cancelled or fails (states are then undefined until
+    /// [`Session::reset_states`]).
+    pub fn run(
+        &mut self,
+        entry: &str,
+        inputs: &BTreeMap<String, HostTensor>,
+        rows: usize,
+    ) -> Result<BTreeMap<String, HostTensor>, Diagnostic> {
+        let machine = &self.executor.shared().machine;
+        let index = find_entry(&machine.program, entry)?;
+        let batch = machine.program.batch;
+        if rows == 0 || rows > batch.batch {
+            return Err(Diagnostic::input(format!("{rows} rows were given"))
+                .why(format!("the program was compiled for 1 to {}", batch.batch))
+                .help("give fewer rows, or compile with a larger --batch"));
+        }
+        let seq = distribute::write_inputs(machine, index, inputs, rows)?;
+        let has_rows = |&m: &usize| (0..batch.replicas).any(|r| !batch.cell(rows, r, m).is_empty());
+        let micro_batches = (0..batch.micro_batches).filter(has_rows).collect();
+        self.executor.run(Run { entry: index, micro_batches })?;
+        distribute::read_outputs(&self.executor.shared().machine, index, rows, seq)
+    }
+
+    /// Sets all states to zero, as they are at the start.
+    pub fn reset_states(&mut self) {
+        let machine = &self.executor.shared().machine;
+        for device in 0..machine.program.mesh.devices() {
+            for extent in machine.layout.states_of(device, machine.program.batch.micro_batches) {
+                machine.memory.window(extent.offset, extent.len).zero();
+            }
+        }
+    }
+
+    /// Takes the times of instructions since the last call; empty unless [`Options::trace`] is set.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        let mut events = self.executor.take_events();
+        events.sort_by_key(|e| (e.start, e.device));
+        events
+    }
+}
+
+/// The index of an entry by name.
+fn find_entry(program: &Program, name: &str) -> Result<usize, Diagnostic> {
+    let found = program.entries.iter().position(|e: &EntryProgram| e.name == name);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = program.entries.iter().map(|e| e.name.as_str()).collect();
+        Diagnostic::input(format!("the program has no entry `{name}`"))
+            .help(format!("it has {}", names.join(", ")))
+    })
+}

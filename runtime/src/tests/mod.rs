@@ -1,0 +1,7 @@
+//! Whole programs on many devices, built by hand.
+
+pub(crate) mod fixture;
+
+mod collectives;
+mod failures;
+mod pipelines;

@@ -1,0 +1,164 @@
+//! Entries: inputs and outputs, the steps of every stage, and that every message sent is received.
+
+use super::{LARGEST, check_placed, damaged, require};
+use crate::layout::local_bytes;
+use crate::memory::ALIGN;
+use pcc_ir::Diagnostic;
+use pcc_ir::program::{EntryProgram, IoSpec, Program, Slot, StageProgram, Step};
+use std::collections::{HashMap, HashSet};
+
+pub(super) fn check_all(program: &Program) -> Result<(), Diagnostic> {
+    let mut names = HashSet::new();
+    for entry in &program.entries {
+        let place = format!("entry `{}`", entry.name);
+        require(names.insert(&entry.name), &place, || "there are two".to_owned())?;
+        check(program, entry, &place)?;
+    }
+    Ok(())
+}
+
+fn check(program: &Program, entry: &EntryProgram, place: &str) -> Result<(), Diagnostic> {
+    for (kind, specs) in [("input", &entry.inputs), ("output", &entry.outputs)] {
+        let mut names = HashSet::new();
+        for spec in specs {
+            let place = format!("{place}, {kind} `{}`", spec.name);
+            require(names.insert(&spec.name), &place, || "there are two".to_owned())?;
+            check_spec(program, spec, &place)?;
+        }
+    }
+    require(entry.stages.len() == program.mesh.pp as usize, place, || {
+        format!("{} stages on a mesh of {}", entry.stages.len(), program.mesh.pp)
+    })?;
+    let mut made = HashSet::new();
+    for (number, stage) in entry.stages.iter().enumerate() {
+        let place = format!("{place}, stage {number}");
+        require(stage.arena_bytes < LARGEST, &place, || "its arena is too large".to_owned())?;
+        for (i, step) in stage.steps.iter().enumerate() {
+            let slots = Slots { program, entry, stage };
+            check_step(&slots, number, step, &mut made)
+                .map_err(|why| damaged(&format!("{place}, steps[{i}]"), why))?;
+        }
+    }
+    for i in 0..entry.outputs.len() {
+        let name = &entry.outputs[i].name;
+        require(made.contains(&i), place, || format!("no step writes output `{name}`"))?;
+    }
+    check_messages(entry, place)
+}
+
+fn check_spec(program: &Program, spec: &IoSpec, place: &str) -> Result<(), Diagnostic> {
+    check_placed(&program.mesh, &spec.ty, &spec.sharding, place)?;
+    let batch = &program.batch;
+    let capacity = batch.replicas.checked_mul(batch.rows());
+    for dim in [spec.batch_dim, spec.seq_dim].into_iter().flatten() {
+        require(dim < spec.ty.rank(), place, || format!("it has no dim {dim}"))?;
+    }
+    require(spec.batch_dim.is_none() || spec.batch_dim != spec.seq_dim, place, || {
+        "one dim holds both rows and positions".to_owned()
+    })?;
+    let fits = spec.batch_dim.is_none_or(|dim| Some(spec.ty.shape[dim]) == capacity);
+    require(fits, place, || format!("its batch dim does not hold the {capacity:?} rows of a micro-batch"))
+}
+
+/// What slots of a stage may name.
+struct Slots<'a> {
+    program: &'a Program,
+    entry: &'a EntryProgram,
+    stage: &'a StageProgram,
+}
+
+impl Slots<'_> {
+    /// Checks that a slot's buffer has `bytes` bytes.
+    fn check(&self, slot: Slot, bytes: u64) -> Result<(), String> {
+        let param = |i: u32| self.program.params.get(i as usize).map(|p| local_bytes(&p.sharding, &p.ty));
+        let state = |i: u32| self.program.states.get(i as usize).map(|s| local_bytes(&s.sharding, &s.ty));
+        let io = |specs: &[IoSpec], i: u32| specs.get(i as usize).map(|s| local_bytes(&s.sharding, &s.ty));
+        let held = match slot {
+            Slot::Param(i) => param(i),
+            Slot::State(i) => state(i),
+            Slot::Input(i) => io(&self.entry.inputs, i),
+            Slot::Output(i) => io(&self.entry.outputs, i),
+            Slot::Const(i) => self.program.constants.get(i as usize).map(|c| c.ty.bytes() as u64),
+            Slot::Value(offset) if offset % ALIGN != 0 => return Err(format!("{slot:?} is not aligned")),
+            Slot::Value(offset) => self.stage.arena_bytes.checked_sub(offset),
+        };
+        match held {
+            None => Err(format!("{slot:?} is not there")),
+            Some(held) if bytes > held => Err(format!("{slot:?} holds {held} bytes, {bytes} are used")),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+/// Checks a step; notes outputs that it makes.
+fn check_step(slots: &Slots<'_>, stage: usize, step: &Step, made: &mut HashSet<usize>) -> Result<(), String> {
+    let mut writes = |slot: Slot| match slot {
+        Slot::Param(_) | Slot::Input(_) | Slot::Const(_) => Err(format!("{slot:?} is written")),
+        Slot::Output(i) => {
+            made.insert(i as usize);
+            Ok(())
+        }
+        Slot::State(_) | Slot::Value(_) => Ok(()),
+    };
+    match step {
+        Step::Call { func, slots: bound, .. } => {
+            let Some(func) = slots.program.funcs.get(*func as usize) else {
+                return Err(format!("there is no function {func}"));
+            };
+            if bound.len() != func.slot_bytes.len() {
+                return Err(format!(
+                    "{} slots for the {} of {}",
+                    bound.len(),
+                    func.slot_bytes.len(),
+                    func.name
+                ));
+            }
+            for (&slot, &bytes) in bound.iter().zip(&func.slot_bytes) {
+                slots.check(slot, bytes)?;
+            }
+            let first = func.args as usize;
+            bound[first..first + func.results as usize].iter().try_for_each(|&slot| writes(slot))?;
+            for &(arg, result) in &func.in_place {
+                if bound[arg as usize] != bound[result as usize] {
+                    return Err(format!("slots {arg} and {result} of {} are one buffer", func.name));
+                }
+            }
+            Ok(())
+        }
+        Step::Send { to: other, slot, bytes, .. } | Step::Recv { from: other, slot, bytes, .. } => {
+            if *other >= slots.program.mesh.pp || *other as usize == stage {
+                return Err(format!("there is no other stage {other}"));
+            }
+            if matches!(step, Step::Recv { .. }) {
+                writes(*slot)?;
+            }
+            slots.check(*slot, *bytes)
+        }
+    }
+}
+
+/// Every message has one sender and one receiver that agree on its size.
+fn check_messages(entry: &EntryProgram, place: &str) -> Result<(), Diagnostic> {
+    let (mut sent, mut received) = (HashMap::new(), HashMap::new());
+    for (stage, program) in entry.stages.iter().enumerate() {
+        let stage = stage as u32;
+        for step in &program.steps {
+            let (previous, from, to, tag) = match *step {
+                Step::Call { .. } => continue,
+                Step::Send { to, tag, bytes, .. } => (sent.insert((stage, to, tag), bytes), stage, to, tag),
+                Step::Recv { from, tag, bytes, .. } => {
+                    (received.insert((from, stage, tag), bytes), from, stage, tag)
+                }
+            };
+            require(previous.is_none(), place, || {
+                format!("message {tag} from stage {from} to {to} occurs twice")
+            })?;
+        }
+    }
+    for (key @ (from, to, tag), bytes) in sent.iter().chain(&received) {
+        require(sent.get(key) == Some(bytes) && received.get(key) == Some(bytes), place, || {
+            format!("message {tag} from stage {from} to {to} is not sent and received alike")
+        })?;
+    }
+    Ok(())
+}
