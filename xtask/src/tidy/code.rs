@@ -10,6 +10,8 @@ const LONGEST: usize = 600;
 const UNSAFE_MODULES: &[&str] = &[
     "codegen/src/emit/ir.rs",          // inkwell's instruction builder: address arithmetic
     "frontend/src/weights/mapping.rs", // weight files mapped into memory
+    "runtime/src/affinity.rs",         // pins workers to cores
+    "runtime/src/artifact/exchange.rs", // exchanges two directories in one system call
     "runtime/src/kernel_object/",      // loads the artifact's kernels and calls them
     "runtime/src/memory/",             // buffers that several workers read and write in turn
     "runtime/src/product/",            // matrix products: raw pointers and vector instructions
