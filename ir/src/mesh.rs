@@ -77,11 +77,15 @@ impl TryFrom<String> for AxisRef {
 }
 
 impl AxisRef {
-    /// Whether two references share devices' coordinates, that is, cannot both split one value.
+    /// Whether two references may not both split one value: they share a part of the axis, or cut it in ways that do not fit
+    /// (of 12, `(1)3` and `(4)3`: thirds of the axis and thirds of its quarters are not independent coordinates).
     pub fn overlaps(self, other: AxisRef) -> bool {
+        let (first, second) = if self.pre <= other.pre { (self, other) } else { (other, self) };
+        let end = u64::from(first.pre) * u64::from(first.size);
         self.axis == other.axis
-            && u64::from(self.pre) < u64::from(other.pre) * u64::from(other.size)
-            && u64::from(other.pre) < u64::from(self.pre) * u64::from(self.size)
+            && self.size > 1
+            && other.size > 1
+            && (u64::from(second.pre) < end || !u64::from(second.pre).is_multiple_of(end))
     }
 }
 
@@ -225,5 +229,9 @@ mod tests {
         assert!(!a.overlaps(b));
         assert!(a.overlaps(mesh.whole(Axis::Tp)));
         assert_eq!(mesh.part(Axis::Tp, 1, 3), None);
+        // Halves of the axis and halves of its thirds are independent; thirds of it and thirds of its quarters are not.
+        let part = |pre, size| AxisRef { axis: Axis::Tp, pre, size };
+        assert!(!part(1, 3).overlaps(part(3, 2)) && !part(6, 2).overlaps(part(1, 2)));
+        assert!(part(1, 3).overlaps(part(4, 3)) && part(4, 3).overlaps(part(1, 3)));
     }
 }

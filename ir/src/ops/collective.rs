@@ -2,7 +2,7 @@
 
 use super::{Define, Op, all_partial, need_dim, operands};
 use crate::eval::{At, Tensor, piece_of, round_to};
-use crate::mesh::AxisRef;
+use crate::mesh::{AxisRef, group_size};
 use crate::rule::{Rule, Split};
 use crate::sharding::{self, local_extent};
 use crate::types::{ReduceKind, Type};
@@ -82,6 +82,15 @@ fn join_dim(x: &mut Type, dim: usize, axes: &[AxisRef], global: usize) -> Result
     Ok(())
 }
 
+/// Padding after a dim of extent `global` is cut into pieces by `axes`. A tail that is left undefined runs through the padding of
+/// the other dims.
+fn with_tail(pads: Vec<sharding::Pad>, axes: &[AxisRef], global: usize) -> Vec<sharding::Pad> {
+    match local_extent(global, axes) * group_size(axes) == global {
+        true => pads,
+        false => vec![sharding::Pad::Unspecified; pads.len()],
+    }
+}
+
 fn check_axes(axes: &[AxisRef]) -> Result<(), String> {
     match axes.iter().any(|a| a.size == 0 || a.pre == 0) {
         true => Err("an axis has size 0".into()),
@@ -130,15 +139,14 @@ impl Define for Collective {
         }
     }
 
-    /// Dims that are not cut or joined keep their padding; the tail of a new piece is not written.
+    /// Padding stays what it was, but the tail of a new piece is not written.
     fn result_pads(&self, _: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
-        let mut pads = pads[0].clone();
+        let pads = pads[0].clone();
         match self {
-            Collective::AllReduce { .. } | Collective::AllGather { .. } => {}
-            Collective::ReduceScatter { dim, .. } => pads[*dim] = sharding::Pad::Unspecified,
-            Collective::AllToAll { split, .. } => pads[*split] = sharding::Pad::Unspecified,
+            Collective::AllReduce { .. } | Collective::AllGather { .. } => vec![pads],
+            Collective::ReduceScatter { axes, global, .. } => vec![with_tail(pads, axes, *global)],
+            Collective::AllToAll { axes, split_global, .. } => vec![with_tail(pads, axes, *split_global)],
         }
-        vec![pads]
     }
 
     fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {
@@ -176,9 +184,7 @@ impl Define for ShardSlice {
     }
 
     fn result_pads(&self, _: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
-        let mut pads = pads[0].clone();
-        pads[self.dim] = sharding::Pad::Unspecified;
-        vec![pads]
+        vec![with_tail(pads[0].clone(), &self.axes, self.global)]
     }
 
     fn localize(&self, _: &Rule, _: &Split, _: &[&Type], _: &[&Type]) -> Op {
