@@ -22,6 +22,7 @@ pub(crate) mod models;
 mod tests;
 
 use crate::cost::Cluster;
+pub use limits::fits;
 use network::{Choice, Cost};
 use pcc_ir::{Diagnostic, FuncId, Mesh, Module, Sharding};
 use problem::{Builder, Problem, ReshardCosts};
