@@ -1,0 +1,165 @@
+//! What the instructions of a function must do, read off its local form: which roots (arguments, listed constants, products,
+//! collectives) every value depends on, and the products and collectives in order.
+
+use super::memory::Roots;
+use pcc_ir::ops::{Collective, Literal};
+use pcc_ir::program::ConstantData;
+use pcc_ir::{Func, Op, ValueId};
+use std::collections::HashSet;
+
+/// A matrix product: the value it makes, and what its operands and its result depend on.
+#[derive(Clone, Debug)]
+pub(super) struct Product {
+    pub value: ValueId,
+    pub lhs: Roots,
+    pub rhs: Roots,
+    pub result: usize,
+    /// Multiplications.
+    pub work: u128,
+    pub alpha: f64,
+}
+
+/// A collective: the value it makes, what its operand depends on.
+#[derive(Clone, Debug)]
+pub(super) struct Exchange<'a> {
+    pub value: ValueId,
+    pub operand: ValueId,
+    pub op: &'a Collective,
+    pub source: Roots,
+    pub result: usize,
+}
+
+/// What a function must do.
+#[derive(Clone, Debug)]
+pub(super) struct Expected<'a> {
+    pub products: Vec<Product>,
+    pub exchanges: Vec<Exchange<'a>>,
+    /// Listed constants, in order; constant k is root `args + k`.
+    pub constants: Vec<ConstantData>,
+    /// What each result depends on.
+    pub results: Vec<Roots>,
+    /// The value that each root is, for messages.
+    pub roots: Vec<ValueId>,
+}
+
+/// Reads a local function; instructions that nothing needs are skipped.
+pub(super) fn expected(func: &Func) -> Expected<'_> {
+    let live = live(func);
+    let is_listed = |op: &Op| matches!(op, Op::Constant(c) if matches!(c.value, Literal::Dense(_)));
+    let mut e = Expected {
+        products: Vec::new(),
+        exchanges: Vec::new(),
+        constants: Vec::new(),
+        results: Vec::new(),
+        roots: func.args.clone(),
+    };
+    let used = |at: &(usize, &pcc_ir::Inst)| live.contains(&at.0);
+    for (_, inst) in func.insts.iter().enumerate().filter(used) {
+        if let (Op::Constant(c), &[v]) = (&inst.op, &inst.results[..])
+            && is_listed(&inst.op)
+            && let Literal::Dense(data) = &c.value
+        {
+            e.constants.push(ConstantData { ty: c.ty.clone(), data: data.clone() });
+            e.roots.push(v);
+        }
+    }
+    let mut of: Vec<Roots> = vec![Roots::default(); func.values.len()];
+    let index = |v: ValueId| v.as_u32() as usize;
+    let elements = |v: ValueId| func.ty(v).elements() as u128;
+    let extent = |v: ValueId, d: usize| func.ty(v).shape[d] as u128;
+    for (i, &v) in e.roots.iter().enumerate() {
+        of[index(v)] = Roots::one(i);
+    }
+    for (_, inst) in func.insts.iter().enumerate().filter(used) {
+        let Some(&result) = inst.results.first() else { continue };
+        if is_listed(&inst.op) {
+            continue;
+        }
+        let mut root = || {
+            e.roots.push(result);
+            e.roots.len() - 1
+        };
+        let arg = |i: usize| inst.args.get(i).map(|&v| of[index(v)].clone()).unwrap_or_default();
+        let made = match &inst.op {
+            Op::DotGeneral(dot) => {
+                let result_root = root();
+                let depth: u128 = dot.lhs_contract.iter().map(|&d| extent(inst.args[0], d)).product();
+                let work = elements(result) * depth;
+                e.products.push(Product {
+                    value: result,
+                    lhs: arg(0),
+                    rhs: arg(1),
+                    result: result_root,
+                    work,
+                    alpha: 1.0,
+                });
+                Roots::one(result_root)
+            }
+            Op::Attention(attention) => {
+                // Scores, then the weights that positions and the softmax make of them, then the weighted values.
+                let scores = root();
+                let weighted = root();
+                let pairs = elements(inst.args[0]) * extent(inst.args[1], 1);
+                let alpha = attention.scale;
+                e.products.push(Product {
+                    value: result,
+                    lhs: arg(0),
+                    rhs: arg(1),
+                    result: scores,
+                    work: pairs,
+                    alpha,
+                });
+                let mut weights = Roots::one(scores);
+                (3..inst.args.len()).for_each(|i| weights.join(&arg(i)));
+                let work = elements(result) * extent(inst.args[2], 1);
+                e.products.push(Product {
+                    value: result,
+                    lhs: weights,
+                    rhs: arg(2),
+                    result: weighted,
+                    work,
+                    alpha: 1.0,
+                });
+                Roots::one(weighted)
+            }
+            Op::Collective(op) => {
+                let result_root = root();
+                let operand = inst.args.first().copied().unwrap_or(result);
+                e.exchanges.push(Exchange {
+                    value: result,
+                    operand,
+                    op,
+                    source: arg(0),
+                    result: result_root,
+                });
+                Roots::one(result_root)
+            }
+            _ => {
+                let mut all = Roots::default();
+                inst.args.iter().for_each(|&v| all.join(&of[index(v)]));
+                all
+            }
+        };
+        inst.results.iter().for_each(|&v| of[index(v)] = made.clone());
+    }
+    e.results = func.results.iter().map(|&v| of[index(v)].clone()).collect();
+    e
+}
+
+/// Instructions that results depend on.
+fn live(func: &Func) -> HashSet<usize> {
+    let mut maker = vec![None; func.values.len()];
+    for (at, inst) in func.insts.iter().enumerate() {
+        inst.results.iter().for_each(|v| maker[v.as_u32() as usize] = Some(at));
+    }
+    let mut live = HashSet::new();
+    let mut open = func.results.clone();
+    while let Some(v) = open.pop() {
+        if let Some(at) = maker[v.as_u32() as usize]
+            && live.insert(at)
+        {
+            open.extend(&func.insts[at].args);
+        }
+    }
+    live
+}

@@ -1,0 +1,523 @@
+//! The instruction list of one function against its local form.
+//!
+//! Products and collectives are matched one to one and in order; kernels are followed by what they read and write. So every product,
+//! collective and result is known to depend on just the values it should, through whatever buffers, and a buffer that is overwritten
+//! too early, read too early or mixed up shows as a dependence that is missing or too many.
+
+use super::expect::{Exchange, Expected, Product, expected};
+use super::fault;
+use super::footprint::Footprint;
+use super::layout::is_flat;
+use super::memory::{Buffer, Roots};
+use super::structure::check_axes;
+use pcc_ir::kernel::{Kernel, Lane, Node};
+use pcc_ir::mesh::Mesh;
+use pcc_ir::ops::Collective;
+use pcc_ir::program::{
+    Base, CollectiveCall, CollectiveKind, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Launch, Loc,
+    Matrix, Program, Scalar,
+};
+use pcc_ir::sharding::local_extent;
+use pcc_ir::{Diagnostic, Func, ReduceKind, Type, ValueId};
+
+/// Checks that `code` does what `func` says. Gives the constants that calls must bind, in order.
+pub(super) fn check(
+    program: &Program,
+    func: &Func,
+    code: &FuncProgram,
+) -> Result<Vec<ConstantData>, Diagnostic> {
+    let expected = expected(func);
+    check_slots(func, code, &expected)?;
+    let mut run = Run::new(program, func, code, expected);
+    for at in 0..code.instrs.len() {
+        run.instr(at)?;
+    }
+    run.finish()
+}
+
+/// Slots are the arguments, results and listed constants of the function, with their sizes.
+fn check_slots(func: &Func, code: &FuncProgram, expected: &Expected<'_>) -> Result<(), Diagnostic> {
+    let wrong = |what: &str| fault::of_func(func, &format!("has a program that {what}"));
+    if (code.args as usize, code.results as usize) != (func.args.len(), func.results.len()) {
+        return Err(wrong("takes or gives another number of values"));
+    }
+    let values = func.args.iter().chain(&func.results).map(|&v| func.ty(v));
+    let types: Vec<&Type> = values.chain(expected.constants.iter().map(|c| &c.ty)).collect();
+    if code.slot_bytes.len() != types.len() {
+        return Err(wrong(&format!("has {} slots, not {}", code.slot_bytes.len(), types.len())));
+    }
+    for (i, (&bytes, ty)) in code.slot_bytes.iter().zip(&types).enumerate() {
+        if bytes != ty.bytes() as u64 {
+            let v = func.args.iter().chain(&func.results).nth(i);
+            let what = format!("has a slot of {bytes} bytes, not {}", ty.bytes());
+            return Err(v.map_or_else(|| wrong(&what), |&v| fault::of_value(func, v, &what)));
+        }
+    }
+    for &(a, r) in &code.in_place {
+        let pair = func
+            .args
+            .get(a as usize)
+            .zip((r as usize).checked_sub(func.args.len()).and_then(|r| func.results.get(r)));
+        match pair {
+            Some((&a, &r)) if func.ty(a) == func.ty(r) => {}
+            _ => return Err(wrong("updates something in place that is no argument and result of one type")),
+        }
+    }
+    Ok(())
+}
+
+struct Run<'a> {
+    program: &'a Program,
+    func: &'a Func,
+    code: &'a FuncProgram,
+    expected: Expected<'a>,
+    /// The frame, then the slots.
+    buffers: Vec<Buffer>,
+    products: usize,
+    exchanges: usize,
+}
+
+/// What a box of a buffer is needed for.
+struct Reach {
+    buffer: usize,
+    at: Footprint,
+}
+
+impl<'a> Run<'a> {
+    fn new(program: &'a Program, func: &'a Func, code: &'a FuncProgram, expected: Expected<'a>) -> Self {
+        let args = func.args.len();
+        let mut buffers = vec![Buffer::empty(code.frame_bytes)];
+        for (i, &bytes) in code.slot_bytes.iter().enumerate() {
+            let root = match i {
+                i if i < args => Some(i),
+                i if i < args + func.results.len() => None,
+                i => Some(i - func.results.len()),
+            };
+            buffers.push(root.map_or_else(|| Buffer::empty(bytes), |r| Buffer::full(bytes, Roots::one(r))));
+        }
+        Self { program, func, code, expected, buffers, products: 0, exchanges: 0 }
+    }
+
+    fn mesh(&self) -> &Mesh {
+        &self.program.mesh
+    }
+
+    /// A fault of instruction `at`.
+    fn wrong(&self, at: usize, what: impl AsRef<str>) -> Diagnostic {
+        let note = self.code.instrs.get(at).and_then(|i| self.code.notes.get(i.note as usize));
+        let place = note.map_or("", |n| n.what.as_str());
+        Diagnostic::check(format!(
+            "instruction {at} of function `{}` (`{place}`) {}",
+            self.func.name,
+            what.as_ref()
+        ))
+        .at(format!("`{place}` in function `{}`", self.func.name))
+    }
+
+    /// What messages call a buffer.
+    fn buffer_name(&self, buffer: usize) -> String {
+        let slots = self.func.args.iter().chain(&self.func.results);
+        match buffer.checked_sub(1) {
+            None => "the frame".to_owned(),
+            Some(slot) => match slots.clone().nth(slot) {
+                Some(&v) => format!("slot {slot}, {}", fault::value(self.func, v)),
+                None => format!("slot {slot}, a constant"),
+            },
+        }
+    }
+
+    fn buffer(&self, at: usize, loc: Loc) -> Result<usize, Diagnostic> {
+        let slot = match loc.base {
+            Base::Frame => return Ok(0),
+            Base::Slot(slot) => slot,
+        };
+        // A result that is updated in place is its argument.
+        let slot = self.code.in_place.iter().find(|p| p.1 == slot).map_or(slot, |p| p.0);
+        match (slot as usize) < self.code.slot_bytes.len() {
+            true => Ok(slot as usize + 1),
+            false => Err(self.wrong(at, format!("names slot {slot}, which does not exist"))),
+        }
+    }
+
+    fn reach(&self, at: usize, loc: Loc, size: usize, steps: &[(i64, i64)]) -> Result<Reach, Diagnostic> {
+        let buffer = self.buffer(at, loc)?;
+        let footprint = Footprint::of(loc.offset, size as u64, steps)
+            .map_err(|why| self.wrong(at, format!("cannot run: {why}")))?;
+        if footprint.end > self.buffers[buffer].bytes() {
+            let (f, b) = (footprint, &self.buffers[buffer]);
+            let name = self.buffer_name(buffer);
+            return Err(self.wrong(
+                at,
+                format!("touches bytes {}..{} of {name}, which has {}", f.start, f.end, b.bytes()),
+            ));
+        }
+        Ok(Reach { buffer, at: footprint })
+    }
+
+    fn read(&self, at: usize, r: &Reach) -> Result<Roots, Diagnostic> {
+        self.buffers[r.buffer].read(&r.at).map_err(|why| {
+            let name = self.buffer_name(r.buffer);
+            self.wrong(at, format!("reads {name} wrongly: {why}"))
+        })
+    }
+
+    /// Writes to slots of arguments and constants are refused unless the argument is updated in place.
+    fn write(&mut self, at: usize, r: &Reach, roots: &Roots, some: bool) -> Result<(), Diagnostic> {
+        let (args, results) = (self.func.args.len(), self.func.results.len());
+        if let Some(slot) = r.buffer.checked_sub(1) {
+            let in_place = self.code.in_place.iter().any(|p| p.0 as usize == slot);
+            if slot < args && !in_place || slot >= args + results {
+                let name = self.buffer_name(r.buffer);
+                return Err(self.wrong(at, format!("writes {name}, which is only read")));
+            }
+        }
+        let buffer = &mut self.buffers[r.buffer];
+        let done = if some { buffer.write_some(&r.at, roots) } else { buffer.write(&r.at, roots) };
+        done.map_err(|why| self.wrong(at, why))
+    }
+
+    fn instr(&mut self, at: usize) -> Result<(), Diagnostic> {
+        let code: &'a FuncProgram = self.code;
+        let Instr { kind, .. } = &code.instrs[at];
+        match kind {
+            InstrKind::Kernel(launch) => self.kernel(at, launch),
+            InstrKind::Gemm(gemm) => self.gemm(at, gemm),
+            InstrKind::Collective(call) => self.collective(at, call),
+        }
+    }
+
+    // ---- kernels ----
+
+    fn kernel(&mut self, at: usize, launch: &Launch) -> Result<(), Diagnostic> {
+        let program: &'a Program = self.program;
+        let Some(kernel) = program.kernels.get(launch.kernel) else {
+            return Err(self.wrong(at, format!("runs kernel {}, which does not exist", launch.kernel)));
+        };
+        let rank = kernel.rank as usize;
+        let fits = launch.ptrs.len() == kernel.accesses.len()
+            && launch.extents.len() == rank
+            && launch.strides.len() == rank * kernel.accesses.len()
+            && launch.scalars.len() == kernel.scalars as usize;
+        if !fits {
+            return Err(self.wrong(at, format!("does not give kernel `{}` what it takes", kernel.name)));
+        }
+        for scalar in &launch.scalars {
+            if let Scalar::Valid { axes, .. } | Scalar::Base { axes, .. } | Scalar::Index { axes, .. } =
+                scalar
+            {
+                check_axes(self.mesh(), axes).map_err(|why| self.wrong(at, why))?;
+            }
+        }
+        let plain = (0..kernel.accesses.len())
+            .map(|a| self.access(at, kernel, launch, a, None))
+            .collect::<Result<Vec<_>, _>>()?;
+        let roots = self.node_roots(at, kernel, launch, &plain)?;
+        self.check_aliases(at, kernel, launch, &plain)?;
+        for store in &kernel.stores {
+            let mut made = roots[store.node as usize].clone();
+            match &store.at {
+                None => self.write(at, &plain[store.access as usize], &made, false)?,
+                Some(index) => {
+                    made.join(&roots[index.index as usize]);
+                    let reach = self.access(
+                        at,
+                        kernel,
+                        launch,
+                        store.access as usize,
+                        Some((index.stride, index.limit)),
+                    )?;
+                    self.write(at, &reach, &made, true)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The box of an access, with one more step where it is indexed at run time.
+    fn access(
+        &self,
+        at: usize,
+        kernel: &Kernel,
+        launch: &Launch,
+        access: usize,
+        indexed: Option<(u32, u32)>,
+    ) -> Result<Reach, Diagnostic> {
+        let a = &kernel.accesses[access];
+        let rank = kernel.rank as usize;
+        let strides = &launch.strides[access * rank..(access + 1) * rank];
+        let lane = (launch.extents[rank - 1], strides[rank - 1]);
+        let moves_right = match a.lane {
+            Lane::Unit => lane.1 == 1,
+            Lane::Broadcast => lane.1 == 0,
+            Lane::Strided => true,
+        };
+        if !moves_right && lane.0 != 1 {
+            return Err(self.wrong(
+                at,
+                format!("steps access {access} by {} where its code expects {:?}", lane.1, a.lane),
+            ));
+        }
+        let mut steps: Vec<(i64, i64)> =
+            launch.extents.iter().copied().zip(strides.iter().copied()).collect();
+        if let Some((stride, limit)) = indexed {
+            let Scalar::Const(stride) = launch.scalars[stride as usize] else {
+                return Err(self.wrong(at, "indexes by a stride that differs from device to device"));
+            };
+            let limit = match &launch.scalars[limit as usize] {
+                Scalar::Const(n) => *n,
+                Scalar::Valid { global, axes } => local_extent(*global as usize, axes) as i64,
+                _ => return Err(self.wrong(at, "indexes without a limit")),
+            };
+            steps.push((limit.max(1), stride));
+        }
+        self.reach(at, launch.ptrs[access], a.dtype.bytes(), &steps)
+    }
+
+    /// What each node depends on.
+    fn node_roots(
+        &self,
+        at: usize,
+        kernel: &Kernel,
+        launch: &Launch,
+        plain: &[Reach],
+    ) -> Result<Vec<Roots>, Diagnostic> {
+        let mut roots: Vec<Roots> = Vec::with_capacity(kernel.nodes.len());
+        for node in &kernel.nodes {
+            let mut made = Roots::default();
+            node.operands().iter().for_each(|&n| made.join(&roots[n as usize]));
+            match node {
+                Node::Load(a) => made.join(&self.read(at, &plain[*a as usize])?),
+                Node::LoadAt { access, stride, limit, .. } => {
+                    let reach = self.access(at, kernel, launch, *access as usize, Some((*stride, *limit)))?;
+                    made.join(&self.read(at, &reach)?);
+                }
+                _ => {}
+            }
+            roots.push(made);
+        }
+        Ok(roots)
+    }
+
+    /// Rows run in any order and on several workers: what a kernel writes it may read only at the very same places.
+    fn check_aliases(
+        &self,
+        at: usize,
+        kernel: &Kernel,
+        launch: &Launch,
+        plain: &[Reach],
+    ) -> Result<(), Diagnostic> {
+        let rank = kernel.rank as usize;
+        let strides = |a: usize| &launch.strides[a * rank..(a + 1) * rank];
+        let indexed = |a: usize| {
+            kernel.nodes.iter().any(|n| matches!(n, Node::LoadAt { access, .. } if *access as usize == a))
+                || kernel.stores.iter().any(|s| s.access as usize == a && s.at.is_some())
+        };
+        for w in (0..plain.len()).filter(|&a| kernel.accesses[a].write) {
+            for r in (0..plain.len()).filter(|&a| a != w) {
+                let (x, y) = (&plain[w], &plain[r]);
+                if x.buffer != y.buffer || !x.at.meets(&y.at) {
+                    continue;
+                }
+                let same = launch.ptrs[w] == launch.ptrs[r]
+                    && strides(w) == strides(r)
+                    && !indexed(w)
+                    && !indexed(r);
+                let apart = kernel.accesses[r].write && !x.at.is_dense() && !y.at.is_dense();
+                if !(same && !kernel.accesses[r].write || apart) {
+                    let name = self.buffer_name(x.buffer);
+                    return Err(self.wrong(at, format!("writes over what it still reads in {name}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // ---- products ----
+
+    fn matrix(
+        &self,
+        at: usize,
+        m: &Matrix,
+        rows: u64,
+        cols: u64,
+        batch: &[(i64, i64)],
+    ) -> Result<Reach, Diagnostic> {
+        let size = |n: u64| i64::try_from(n).map_err(|_| self.wrong(at, "has a dim too large"));
+        let mut steps = vec![(size(rows)?, m.row), (size(cols)?, m.col)];
+        steps.extend_from_slice(batch);
+        self.reach(at, m.loc, m.dtype.bytes(), &steps)
+    }
+
+    fn gemm(&mut self, at: usize, g: &Gemm) -> Result<(), Diagnostic> {
+        let batch = |stride: fn(&pcc_ir::program::BatchDim) -> i64| -> Vec<(i64, i64)> {
+            g.batch.iter().map(|b| (i64::try_from(b.extent).unwrap_or(0), stride(b))).collect()
+        };
+        let a = self.matrix(at, &g.a, g.m, g.k, &batch(|b| b.a))?;
+        let b = self.matrix(at, &g.b, g.k, g.n, &batch(|b| b.b))?;
+        let c = self.matrix(at, &g.c, g.m, g.n, &batch(|b| b.c))?;
+        let clash = |x: &Reach| x.buffer == c.buffer && x.at.meets(&c.at);
+        if clash(&a) || clash(&b) {
+            return Err(self.wrong(at, "writes its product over its operands"));
+        }
+        let (lhs, rhs) = (self.read(at, &a)?, self.read(at, &b)?);
+        let Some(wanted) = self.expected.products.get(self.products).cloned() else {
+            return Err(self.wrong(at, "is a product that the function does not have"));
+        };
+        self.products += 1;
+        let value = fault::value(self.func, wanted.value);
+        let in_order = lhs.same(&wanted.lhs) && rhs.same(&wanted.rhs);
+        let swapped = lhs.same(&wanted.rhs) && rhs.same(&wanted.lhs);
+        if !in_order && !swapped {
+            let why = format!(
+                "{}; {}",
+                self.difference("left", &lhs, &wanted.lhs),
+                self.difference("right", &rhs, &wanted.rhs)
+            );
+            return Err(self.wrong(at, format!("should make {value}, but multiplies other values")).why(why));
+        }
+        let batches = g.batch.iter().map(|b| u128::from(b.extent)).product::<u128>();
+        let work = [g.m, g.n, g.k].iter().map(|&n| u128::from(n)).product::<u128>().saturating_mul(batches);
+        if work != wanted.work || g.alpha != wanted.alpha {
+            let why = format!(
+                "{work} multiplications scaled by {}, instead of {} scaled by {}",
+                g.alpha, wanted.work, wanted.alpha
+            );
+            return Err(self.wrong(at, format!("should make {value}, but is another product")).why(why));
+        }
+        let mut made = Roots::one(wanted.result);
+        if g.accumulate {
+            made.join(&self.read(at, &c)?);
+        }
+        self.write(at, &c, &made, false)
+    }
+
+    /// What an operand lacks and has too much.
+    fn difference(&self, which: &str, have: &Roots, want: &Roots) -> String {
+        let names = |roots: Vec<usize>| {
+            let name = |r: &usize| {
+                self.expected.roots.get(*r).map_or("?".to_owned(), |&v| fault::value(self.func, v))
+            };
+            roots.iter().map(name).collect::<Vec<_>>().join(", ")
+        };
+        let (missing, extra) = (want.without(have), have.without(want));
+        match (missing.is_empty(), extra.is_empty()) {
+            (true, true) => format!("the {which} is right"),
+            (false, true) => format!("the {which} does not hold {}", names(missing)),
+            (true, false) => format!("the {which} also holds {}", names(extra)),
+            (false, false) => format!("the {which} holds {} instead of {}", names(extra), names(missing)),
+        }
+    }
+
+    // ---- collectives ----
+
+    fn collective(&mut self, at: usize, c: &CollectiveCall) -> Result<(), Diagnostic> {
+        check_axes(self.mesh(), &c.axes).map_err(|why| self.wrong(at, why))?;
+        let Some(wanted) = self.expected.exchanges.get(self.exchanges).cloned() else {
+            return Err(self.wrong(at, format!("is an {} that the function does not have", c.kind.name())));
+        };
+        self.exchanges += 1;
+        let value = fault::value(self.func, wanted.value);
+        if let Err(why) = self.same_collective(c, &wanted) {
+            return Err(self.wrong(at, format!("should make {value}, but is another collective")).why(why));
+        }
+        let steps = |shape: &[u64]| -> Vec<(i64, i64)> {
+            let whole =
+                shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d)).and_then(|n| i64::try_from(n).ok());
+            vec![(whole.unwrap_or(0), 1)]
+        };
+        let src = self.reach(at, c.src, c.dtype.bytes(), &steps(&c.src_shape))?;
+        let dst = self.reach(at, c.dst, c.dtype.bytes(), &steps(&c.dst_shape))?;
+        let in_place = c.kind == CollectiveKind::AllReduce && c.src == c.dst;
+        if src.buffer == dst.buffer && src.at.meets(&dst.at) && !in_place {
+            return Err(self.wrong(at, format!("writes {value} over its own operand")));
+        }
+        let source = self.read(at, &src)?;
+        if !source.same(&wanted.source) {
+            let why = self.difference("operand", &source, &wanted.source);
+            return Err(self.wrong(at, format!("should make {value}, but exchanges other values")).why(why));
+        }
+        self.write(at, &dst, &Roots::one(wanted.result), false)
+    }
+
+    fn same_collective(&self, c: &CollectiveCall, wanted: &Exchange<'_>) -> Result<(), String> {
+        let (from, to) = (self.func.ty(wanted.operand), self.func.ty(wanted.value));
+        let wide = |shape: &[usize]| shape.iter().map(|&n| n as u64).collect::<Vec<_>>();
+        if (c.dtype, &c.src_shape, &c.dst_shape) != (from.dtype, &wide(&from.shape), &wide(&to.shape)) {
+            return Err(format!(
+                "it turns {:?} into {:?} of {}, not {from} into {to}",
+                c.src_shape, c.dst_shape, c.dtype
+            ));
+        }
+        let axes_text = |axes: &[pcc_ir::AxisRef]| {
+            axes.iter().map(|&a| self.mesh().axis_text(a)).collect::<Vec<_>>().join(",")
+        };
+        let (kind, axes) = (kind_of(wanted.op), wanted.op.axes());
+        if c.kind != kind || c.axes != axes {
+            let (have, want) = (c.kind.name(), kind.name());
+            return Err(format!(
+                "it is {have} over {{{}}}, not {want} over {{{}}}",
+                axes_text(&c.axes),
+                axes_text(axes)
+            ));
+        }
+        let (reduce, split, concat) = match wanted.op {
+            Collective::AllReduce { kind, .. } => (Some(*kind), None, None),
+            Collective::AllGather { dim, global, .. } => (None, None, Some((*dim, *global))),
+            Collective::ReduceScatter { kind, dim, global, .. } => (Some(*kind), Some((*dim, *global)), None),
+            Collective::AllToAll { split, split_global, concat, concat_global, .. } => {
+                (None, Some((*split, *split_global)), Some((*concat, *concat_global)))
+            }
+        };
+        let dim = |have: u32, want: Option<(usize, usize)>, what: &str| match want {
+            Some((dim, _)) if dim != have as usize => Err(format!("it {what} dim {have}, not {dim}")),
+            // Instructions cut a dim into equal parts by group position.
+            Some((_, n)) if !is_flat(n, axes) => {
+                Err(format!("dim {have} of {n} is split unevenly inside by {{{}}}", axes_text(axes)))
+            }
+            _ => Ok(()),
+        };
+        dim(c.split_dim, split, "splits")?;
+        dim(c.concat_dim, concat, "joins")?;
+        match reduce {
+            Some(kind) if kind != c.reduce => {
+                Err(format!("it reduces by {}, not {}", c.reduce.name(), ReduceKind::name(kind)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    // ---- the end ----
+
+    fn finish(self) -> Result<Vec<ConstantData>, Diagnostic> {
+        let missing = |v: ValueId, what: &str| Err(fault::of_value(self.func, v, what));
+        if let Some(Product { value, .. }) = self.expected.products.get(self.products) {
+            return missing(*value, "is never multiplied out: no instruction makes it");
+        }
+        if let Some(Exchange { value, .. }) = self.expected.exchanges.get(self.exchanges) {
+            return missing(*value, "is never exchanged: no collective instruction makes it");
+        }
+        for (i, (&v, wanted)) in self.func.results.iter().zip(&self.expected.results).enumerate() {
+            let slot = Loc { base: Base::Slot((self.func.args.len() + i) as u32), offset: 0 };
+            let buffer = self.buffer(0, slot)?;
+            let bytes = self.buffers[buffer].bytes();
+            let whole = Footprint { start: 0, end: bytes, bytes };
+            let held = self.buffers[buffer]
+                .read(&whole)
+                .map_err(|_| fault::of_value(self.func, v, "is not written in full"))?;
+            if !held.same(wanted) {
+                let why = self.difference("slot", &held, wanted);
+                return Err(fault::of_value(self.func, v, "is not what its slot holds at the end").why(why));
+            }
+        }
+        Ok(self.expected.constants)
+    }
+}
+
+fn kind_of(op: &Collective) -> CollectiveKind {
+    match op {
+        Collective::AllReduce { .. } => CollectiveKind::AllReduce,
+        Collective::AllGather { .. } => CollectiveKind::AllGather,
+        Collective::ReduceScatter { .. } => CollectiveKind::ReduceScatter,
+        Collective::AllToAll { .. } => CollectiveKind::AllToAll,
+    }
+}

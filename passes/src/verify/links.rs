@@ -1,0 +1,65 @@
+//! Messages between stages cannot block for ever.
+//!
+//! The steps of all stages run for several micro-batches over links of bounded capacity: a send is posted while its link has room for
+//! its tag and waits otherwise, a recv waits for its message. The least capacity, one message a tag, is the hardest case: what ends
+//! with it ends with any.
+
+use pcc_ir::Diagnostic;
+use pcc_ir::program::{EntryProgram, Step};
+use std::collections::HashMap;
+
+/// Enough for the pipeline to fill and for every wait on a slot to happen.
+const MICRO_BATCHES: usize = 3;
+
+/// Where one stage stands.
+struct Cursor {
+    micro_batch: usize,
+    step: usize,
+}
+
+/// Runs the messages of an entry. `name` says what a tag stands for.
+pub(super) fn check(entry: &EntryProgram, name: impl Fn(u32) -> String) -> Result<(), Diagnostic> {
+    let mut waiting: HashMap<(usize, usize, u32), usize> = HashMap::new();
+    let mut at: Vec<Cursor> = entry.stages.iter().map(|_| Cursor { micro_batch: 0, step: 0 }).collect();
+    loop {
+        let mut moved = false;
+        for (stage, cursor) in at.iter_mut().enumerate() {
+            let steps = &entry.stages[stage].steps;
+            while cursor.micro_batch < MICRO_BATCHES {
+                let Some(step) = steps.get(cursor.step) else {
+                    (cursor.micro_batch, cursor.step, moved) = (cursor.micro_batch + 1, 0, true);
+                    continue;
+                };
+                let box_ = match *step {
+                    Step::Call { .. } => None,
+                    Step::Send { to, tag, .. } => Some(((stage, to as usize, tag), 0)),
+                    Step::Recv { from, tag, .. } => Some(((from as usize, stage, tag), 1)),
+                };
+                if let Some((key, ready)) = box_ {
+                    let held = waiting.entry(key).or_insert(0);
+                    if *held != ready {
+                        break;
+                    }
+                    *held = 1 - ready;
+                }
+                cursor.step += 1;
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    let stuck = at.iter().enumerate().find(|(_, c)| c.micro_batch < MICRO_BATCHES);
+    let Some((stage, step)) = stuck.and_then(|(s, c)| Some((s, entry.stages[s].steps.get(c.step)?))) else {
+        return Ok(());
+    };
+    let what = match step {
+        Step::Send { to, tag, .. } => format!("stage {stage} can never send {} to stage {to}", name(*tag)),
+        Step::Recv { from, tag, .. } => {
+            format!("stage {stage} waits for ever for {} from stage {from}", name(*tag))
+        }
+        Step::Call { .. } => format!("stage {stage} never ends"),
+    };
+    Err(Diagnostic::check(format!("{what}: the pipeline of entry `{}` deadlocks", entry.name)))
+}

@@ -1,0 +1,226 @@
+//! What the buffers of one call hold while its instructions run: which parts were written, and which values they depend on.
+
+use super::footprint::Footprint;
+use std::collections::BTreeMap;
+
+/// A set of small numbers: the roots (arguments, constants, products, collectives) that something depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Roots(Vec<u64>);
+
+impl Roots {
+    pub(super) fn one(root: usize) -> Self {
+        let mut words = vec![0; root / 64 + 1];
+        words[root / 64] = 1 << (root % 64);
+        Self(words)
+    }
+
+    pub(super) fn join(&mut self, other: &Roots) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        let bits =
+            |(i, &word): (usize, &u64)| (0..64).filter(move |b| word >> b & 1 == 1).map(move |b| i * 64 + b);
+        self.0.iter().enumerate().flat_map(bits)
+    }
+
+    /// Members of `self` that `other` lacks.
+    pub(super) fn without(&self, other: &Roots) -> Vec<usize> {
+        self.iter().filter(|&r| other.0.get(r / 64).is_none_or(|w| w >> (r % 64) & 1 == 0)).collect()
+    }
+
+    /// Equal as sets.
+    pub(super) fn same(&self, other: &Roots) -> bool {
+        self.without(other).is_empty() && other.without(self).is_empty()
+    }
+}
+
+/// A write that left holes, and when.
+#[derive(Clone, Debug)]
+struct Piece {
+    time: u64,
+    box_: Footprint,
+    roots: Roots,
+}
+
+/// A run of bytes with one history.
+#[derive(Clone, Debug)]
+struct Run {
+    end: u64,
+    /// `None`: never written as a whole.
+    held: Option<Roots>,
+    /// Writes with holes since then.
+    pieces: Vec<Piece>,
+}
+
+/// One buffer.
+#[derive(Clone, Debug)]
+pub(super) struct Buffer {
+    bytes: u64,
+    runs: BTreeMap<u64, Run>,
+    time: u64,
+}
+
+impl Buffer {
+    /// A buffer of which nothing is written.
+    pub(super) fn empty(bytes: u64) -> Self {
+        let whole = Run { end: bytes, held: None, pieces: Vec::new() };
+        Self { bytes, runs: BTreeMap::from([(0, whole)]), time: 0 }
+    }
+
+    /// A buffer that holds something from the start.
+    pub(super) fn full(bytes: u64, roots: Roots) -> Self {
+        let whole = Run { end: bytes, held: Some(roots), pieces: Vec::new() };
+        Self { bytes, runs: BTreeMap::from([(0, whole)]), time: 0 }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Cuts the run that spans `at`.
+    fn cut(&mut self, at: u64) {
+        if let Some((&start, run)) = self.runs.range_mut(..at).next_back()
+            && start < at
+            && at < run.end
+        {
+            let tail = run.clone();
+            run.end = at;
+            self.runs.insert(at, tail);
+        }
+    }
+
+    fn inside(&self, f: &Footprint) -> Result<(), String> {
+        match f.end <= self.bytes {
+            true => Ok(()),
+            false => Err(format!("bytes {}..{} are outside its {} bytes", f.start, f.end, self.bytes)),
+        }
+    }
+
+    /// Everything that the bytes of a box depend on.
+    ///
+    /// # Errors
+    /// Bytes out of range or never written.
+    pub(super) fn read(&self, f: &Footprint) -> Result<Roots, String> {
+        self.inside(f)?;
+        let mut roots = Roots::default();
+        let before = self.runs.range(..=f.start).next_back().map(|(&s, _)| s).unwrap_or(f.start);
+        for (&start, run) in self.runs.range(before..f.end) {
+            if run.end <= f.start {
+                continue;
+            }
+            let Some(held) = &run.held else {
+                let (from, to) = (start.max(f.start), run.end.min(f.end));
+                return Err(format!("bytes {from}..{to} are read before they are written"));
+            };
+            roots.join(held);
+            run.pieces.iter().for_each(|p| roots.join(&p.roots));
+        }
+        Ok(roots)
+    }
+
+    /// Writes a box.
+    pub(super) fn write(&mut self, f: &Footprint, roots: &Roots) -> Result<(), String> {
+        self.inside(f)?;
+        if f.is_dense() {
+            self.replace(f, roots.clone());
+            return Ok(());
+        }
+        self.write_piece(f, roots);
+        Ok(())
+    }
+
+    /// Writes some of the bytes of a box, known only at run time: the rest stay.
+    pub(super) fn write_some(&mut self, f: &Footprint, roots: &Roots) -> Result<(), String> {
+        self.inside(f)?;
+        self.cut(f.start);
+        self.cut(f.end);
+        for (_, run) in self.runs.range_mut(f.start..f.end) {
+            if let Some(held) = &mut run.held {
+                held.join(roots);
+            }
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, f: &Footprint, roots: Roots) {
+        self.cut(f.start);
+        self.cut(f.end);
+        let gone: Vec<u64> = self.runs.range(f.start..f.end).map(|(&s, _)| s).collect();
+        gone.iter().for_each(|s| drop(self.runs.remove(s)));
+        self.runs.insert(f.start, Run { end: f.end, held: Some(roots), pieces: Vec::new() });
+    }
+
+    /// A write with holes. When the latest such writes have filled their common hull, what was there before is gone.
+    fn write_piece(&mut self, f: &Footprint, roots: &Roots) {
+        self.time += 1;
+        let new = Piece { time: self.time, box_: *f, roots: roots.clone() };
+        self.cut(f.start);
+        self.cut(f.end);
+        let mut recent: Vec<Piece> = Vec::new();
+        for (_, run) in self.runs.range_mut(f.start..f.end) {
+            run.pieces.push(new.clone());
+            let unseen = |p: &&Piece| recent.iter().all(|r| r.time != p.time);
+            let more: Vec<Piece> = run.pieces.iter().filter(unseen).cloned().collect();
+            recent.extend(more);
+        }
+        recent.sort_by_key(|p| std::cmp::Reverse(p.time));
+        let (mut hull, mut bytes, mut all) = (*f, 0, Roots::default());
+        for piece in recent {
+            hull = Footprint {
+                start: hull.start.min(piece.box_.start),
+                end: hull.end.max(piece.box_.end),
+                bytes: 0,
+            };
+            bytes += piece.box_.bytes;
+            all.join(&piece.roots);
+            if bytes == hull.end - hull.start {
+                self.replace(&hull, all);
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(start: u64, end: u64) -> Footprint {
+        Footprint { start, end, bytes: end - start }
+    }
+
+    #[test]
+    fn halves_of_rows_make_a_whole_and_forget_what_was_there() {
+        let mut b = Buffer::empty(96);
+        let half = |offset| Footprint::of(offset, 4, &[(3, 8), (4, 1)]).unwrap();
+        b.write(&half(0), &Roots::one(1)).unwrap();
+        assert!(b.read(&at(0, 96)).unwrap_err().contains("before they are written"));
+        b.write(&half(16), &Roots::one(2)).unwrap();
+        assert_eq!(b.read(&at(0, 96)).unwrap().iter().collect::<Vec<_>>(), [1, 2]);
+        b.write(&half(0), &Roots::one(3)).unwrap();
+        assert_eq!(b.read(&at(0, 96)).unwrap().iter().collect::<Vec<_>>(), [1, 2, 3]);
+        b.write(&half(16), &Roots::one(70)).unwrap();
+        assert_eq!(b.read(&at(0, 96)).unwrap().iter().collect::<Vec<_>>(), [3, 70]);
+    }
+
+    #[test]
+    fn dense_writes_replace_and_others_add() {
+        let mut b = Buffer::full(64, Roots::one(0));
+        b.write(&at(16, 32), &Roots::one(1)).unwrap();
+        assert_eq!(b.read(&at(0, 64)).unwrap().iter().collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(b.read(&at(16, 20)).unwrap().iter().collect::<Vec<_>>(), [1]);
+        b.write_some(&at(20, 40), &Roots::one(2)).unwrap();
+        assert_eq!(b.read(&at(16, 20)).unwrap().iter().collect::<Vec<_>>(), [1]);
+        assert_eq!(b.read(&at(30, 34)).unwrap().iter().collect::<Vec<_>>(), [0, 1, 2]);
+        assert!(b.read(&at(60, 68)).unwrap_err().contains("outside"));
+        assert!(Roots::one(3).same(&{
+            let mut r = Roots::one(3);
+            r.join(&Roots::default());
+            r
+        }));
+    }
+}
