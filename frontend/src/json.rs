@@ -1,13 +1,17 @@
 //! Reading JSON files that may be anything: bounded in size and depth, UTF-8 only, no key twice.
 
 use pcc_ir::Diagnostic;
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
+use std::cell::Cell;
 use std::fmt;
 use std::path::Path;
 
 /// Largest file that is read: the largest models known need under 4 MiB.
 const MAX_BYTES: u64 = 64 << 20;
+
+/// Most values a file may have: they take far more memory than their text.
+const MAX_VALUES: usize = 1 << 22;
 
 /// Reads a file of JSON.
 ///
@@ -35,25 +39,32 @@ pub(crate) fn read(path: &Path) -> Result<Value, Diagnostic> {
 
 /// Parses a text of JSON under the same limits.
 pub(crate) fn parse(text: &str) -> Result<Value, Diagnostic> {
-    let strict: Strict = serde_json::from_str(text).map_err(|e| {
+    let budget = Cell::new(MAX_VALUES);
+    let mut parser = serde_json::Deserializer::from_str(text);
+    let value = Strict(&budget).deserialize(&mut parser).and_then(|v| parser.end().map(|()| v));
+    value.map_err(|e| {
         let what = if e.is_eof() { "the JSON ends too early" } else { "the file is not valid JSON" };
         Diagnostic::input(what).why(e.to_string())
-    })?;
-    Ok(strict.0)
+    })
 }
 
-/// A JSON value in which no object has one key twice.
-struct Strict(Value);
+/// Reads a value in which no object has one key twice, and counts values down.
+#[derive(Clone, Copy)]
+struct Strict<'b>(&'b Cell<usize>);
 
-impl<'de> Deserialize<'de> for Strict {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(AnyValue).map(Strict)
+impl<'de> DeserializeSeed<'de> for Strict<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Value, D::Error> {
+        match self.0.get().checked_sub(1) {
+            Some(left) => self.0.set(left),
+            None => return Err(D::Error::custom(format!("it has more than {MAX_VALUES} values"))),
+        }
+        d.deserialize_any(self)
     }
 }
 
-struct AnyValue;
-
-impl<'de> Visitor<'de> for AnyValue {
+impl<'de> Visitor<'de> for Strict<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,7 +101,7 @@ impl<'de> Visitor<'de> for AnyValue {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(Strict(v)) = seq.next_element()? {
+        while let Some(v) = seq.next_element_seed(self)? {
             list.push(v);
         }
         Ok(Value::Array(list))
@@ -102,7 +113,7 @@ impl<'de> Visitor<'de> for AnyValue {
             if object.contains_key(&key) {
                 return Err(A::Error::custom(format!("the key `{key}` is there twice")));
             }
-            let Strict(value) = map.next_value()?;
+            let value = map.next_value_seed(self)?;
             object.insert(key, value);
         }
         Ok(Value::Object(object))

@@ -2,9 +2,9 @@
 
 use crate::config::Config;
 use crate::families::{self, Description};
-use crate::transformer::{Capacity, Network};
+use crate::transformer::Capacity;
 use crate::weights::Checkpoint;
-use crate::{gguf_config, json};
+use crate::{gguf_config, graph, json};
 use pcc_ir::program::{ModelInfo, Task};
 use pcc_ir::{Diagnostic, Module};
 use serde_json::{Map, Value};
@@ -47,6 +47,10 @@ pub struct Summary {
     pub layers: usize,
     /// Most positions the model can take.
     pub max_seq: usize,
+    /// Extent of the batch dim, where the file fixes it (model.json).
+    pub rows: Option<usize>,
+    /// Extent of the sequence dim, where the file fixes it.
+    pub seq: Option<usize>,
 }
 
 /// Sequence capacity when none is asked for and the model can take more.
@@ -56,6 +60,8 @@ const DEFAULT_SEQ: usize = 512;
 enum Source {
     /// A family's model, with its own checkpoint if it has one.
     Family { fields: Map<String, Value>, checkpoint: Option<Checkpoint> },
+    /// A model.json.
+    Graph(Value, PathBuf),
 }
 
 /// A path that was looked at.
@@ -72,22 +78,25 @@ struct Opened {
 /// # Errors
 /// As [`load`], as far as the model's description is concerned.
 pub fn describe(path: &Path) -> Result<Summary, Diagnostic> {
-    let opened = open(path)?;
-    match &opened.source {
+    let Opened { place, source, .. } = open(path)?;
+    match source {
+        Source::Graph(value, path) => graph::describe(value, &path),
         Source::Family { fields, .. } => {
-            let d = read_config(fields, &opened.place)?;
+            let d = read_config(&fields, &place)?;
             Ok(Summary {
                 family: d.family.into(),
                 class: d.class.into(),
                 task: d.transformer.task,
                 layers: d.transformer.layers.len(),
                 max_seq: d.transformer.max_seq,
+                rows: None,
+                seq: None,
             })
         }
     }
 }
 
-/// Loads a model: a Hugging Face `config.json` or folder, or a GGUF file.
+/// Loads a model: a model.json, a Hugging Face `config.json`, a folder with one of them, or a GGUF file.
 ///
 /// # Errors
 /// One diagnostic: a file that cannot be read or is malformed, a model or field that is not supported, sizes that do
@@ -95,6 +104,7 @@ pub fn describe(path: &Path) -> Result<Summary, Diagnostic> {
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Model, Diagnostic> {
     let Opened { place, name, source, tokenizer } = open(path)?;
     match source {
+        Source::Graph(value, path) => graph::load(value, &path, options),
         Source::Family { fields, checkpoint } => {
             let description = read_config(&fields, &place)?;
             let checkpoint = match &options.weights {
@@ -123,7 +133,7 @@ fn build_family(
     }
     let capacity = Capacity { rows: options.batch_rows, seq, seed: options.seed };
     let mut network = d.transformer.build(&name, d.naming, capacity)?;
-    let parameters = count_parameters(&network)?;
+    let parameters = graph::count_parameters(&network.module)?;
     let mut notices = Vec::new();
     match &checkpoint {
         Some(checkpoint) => d.naming.bind(&mut network, checkpoint)?,
@@ -143,19 +153,6 @@ fn build_family(
         eos: token_ids(fields.get("eos_token_id")),
     };
     Ok(Model { module: network.module, info, checkpoint, tokenizer, notices, max_seq })
-}
-
-/// Scalars in all parameters, or a diagnostic when their bytes pass 2^60.
-fn count_parameters(network: &Network) -> Result<u64, Diagnostic> {
-    let bytes = network
-        .module
-        .params
-        .values()
-        .try_fold(0u64, |sum, p| sum.checked_add(p.ty.checked()? as u64).filter(|&n| n < 1 << 60));
-    match bytes {
-        Some(_) => Ok(network.module.parameters()),
-        None => Err(Diagnostic::input("the model's parameters together pass 2^60 bytes")),
-    }
 }
 
 /// One id or a list of them.
@@ -204,24 +201,25 @@ const KINDS: &str =
 
 fn open_folder(folder: &Path) -> Result<Opened, Diagnostic> {
     let inside = |end: &str| folder_files(folder, end);
-    let config = folder.join("config.json");
-    if !config.is_file() {
+    let file = ["config.json", "model.json"].map(|n| folder.join(n)).into_iter().find(|f| f.is_file());
+    let Some(file) = file else {
         return match inside(".gguf").as_slice() {
             [one] => open_gguf(one),
             _ => Err(Diagnostic::input("the folder is no model")
                 .at(folder.display().to_string())
-                .why("it has neither a config.json nor exactly one GGUF file")
+                .why("it has no config.json, no model.json and not exactly one GGUF file")
                 .help(KINDS)),
         };
-    }
+    };
     let name = folder.canonicalize().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
-    let mut source = read_json(&config)?;
-    let Source::Family { checkpoint, .. } = &mut source;
-    if !inside(".safetensors").is_empty() {
+    let mut source = read_json(&file)?;
+    if let Source::Family { checkpoint, .. } = &mut source
+        && !inside(".safetensors").is_empty()
+    {
         *checkpoint = Some(Checkpoint::open(folder)?);
     }
     let tokenizer = Some(folder.join("tokenizer.json")).filter(|t| t.is_file());
-    let place = config.display().to_string();
+    let place = file.display().to_string();
     Ok(Opened { place, name: name.unwrap_or_else(|| "model".into()), source, tokenizer })
 }
 
@@ -250,9 +248,12 @@ fn read_json(path: &Path) -> Result<Source, Diagnostic> {
         Value::Object(fields) if fields.contains_key("model_type") => {
             Ok(Source::Family { fields, checkpoint: None })
         }
+        Value::Object(fields) if fields.contains_key("pcc") => {
+            Ok(Source::Graph(Value::Object(fields), path.to_path_buf()))
+        }
         _ => Err(Diagnostic::input("the file is neither a Hugging Face config nor a model.json")
             .at(path.display().to_string())
-            .why("it has no `model_type`")
+            .why("the first has a field `model_type`, the second a field `pcc`")
             .help(format!("supported model types: {}", families::supported()))),
     }
 }

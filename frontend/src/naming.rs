@@ -213,7 +213,12 @@ fn in_layer(template: &str, layer: Option<usize>) -> String {
 }
 
 /// One message for everything that does not fit.
-fn report(place: &str, missing: &[String], wrong: &[String], unknown: &[String]) -> Result<(), Diagnostic> {
+pub(crate) fn report(
+    place: &str,
+    missing: &[String],
+    wrong: &[String],
+    unknown: &[String],
+) -> Result<(), Diagnostic> {
     let mut why = Vec::new();
     if !missing.is_empty() {
         why.push(format!("{} missing: {}", missing.len(), list_names(missing)));

@@ -90,13 +90,20 @@ pub(super) struct EntryBuilder {
     name: String,
     func: Func,
     roles: Vec<(ValueId, Role)>,
+    params: HashMap<ParamId, ValueId>,
     /// New value, argument and name of each state.
     new_states: Vec<(ValueId, ValueId, String)>,
 }
 
 impl EntryBuilder {
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.into(), func: Func::new(name), roles: Vec::new(), new_states: Vec::new() }
+        Self {
+            name: name.into(),
+            func: Func::new(name),
+            roles: Vec::new(),
+            params: HashMap::new(),
+            new_states: Vec::new(),
+        }
     }
 
     pub(super) fn input(&mut self, ty: Type, name: &str, labels: &[Option<Label>]) -> ValueId {
@@ -106,18 +113,21 @@ impl EntryBuilder {
         v
     }
 
-    /// The argument for a parameter or state, made at its first use.
-    fn held(&mut self, role: Role, ty: Type, name: String) -> ValueId {
-        if let Some((v, _)) = self.roles.iter().find(|(_, r)| *r == role) {
-            return *v;
+    /// The argument for a parameter, made at its first use.
+    fn param(&mut self, network: &mut NetworkBuilder, weight: &Weight, layer: Option<usize>) -> ValueId {
+        let id = network.param(weight, layer);
+        if let Some(&v) = self.params.get(&id) {
+            return v;
         }
-        let v = self.func.arg(ty, name);
-        self.roles.push((v, role));
+        let param = &network.module.params[id];
+        let v = self.func.arg(param.ty.clone(), &*param.name);
+        self.roles.push((v, Role::Param(id)));
+        self.params.insert(id, v);
         v
     }
 
     /// Calls a function with the given chain values and inputs; its weights are those of `layer`. Each `(name, type)` of
-    /// `states` is passed last, and its new value is among the last results; the other results are returned.
+    /// `states`, each used once in an entry, is passed last, and its new value is among the last results; the other results are returned.
     pub(super) fn call(
         &mut self,
         network: &mut NetworkBuilder,
@@ -128,15 +138,13 @@ impl EntryBuilder {
     ) -> Vec<ValueId> {
         let mut args = inputs.to_vec();
         for weight in &callee.weights {
-            let id = network.param(weight, layer);
-            let param = &network.module.params[id];
-            let (ty, name) = (param.ty.clone(), param.name.clone());
-            args.push(self.held(Role::Param(id), ty, name));
+            args.push(self.param(network, weight, layer));
         }
         let mut held = Vec::new();
         for (name, ty) in states {
             let id = network.state(name.clone(), &ty);
-            let v = self.held(Role::State(id), ty, name.clone());
+            let v = self.func.arg(ty, name.clone());
+            self.roles.push((v, Role::State(id)));
             self.func.values[v].labels = vec![Some(Label::Batch), None, None, None];
             args.push(v);
             held.push((v, name));
@@ -158,9 +166,11 @@ impl EntryBuilder {
         self.func.args = self.roles.iter().map(|(v, _)| *v).collect();
         self.func.results =
             outputs.iter().map(|(_, v)| *v).chain(self.new_states.iter().map(|s| s.0)).collect();
-        let position = |v| self.func.args.iter().position(|&a| a == v).unwrap_or_default();
-        let aliases =
-            self.new_states.iter().enumerate().map(|(i, s)| (position(s.1), outputs.len() + i)).collect();
+        let position: HashMap<ValueId, usize> =
+            self.func.args.iter().enumerate().map(|(i, &v)| (v, i)).collect();
+        let alias =
+            |(i, s): (usize, &(ValueId, ValueId, String))| Some((*position.get(&s.1)?, outputs.len() + i));
+        let aliases = self.new_states.iter().enumerate().filter_map(alias).collect();
         let states = self.new_states.iter().map(|s| s.2.clone());
         let results = outputs.iter().map(|(name, _)| (*name).to_owned()).chain(states).collect();
         crate::canonical::renumber(&mut self.func);
