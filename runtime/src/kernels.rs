@@ -5,7 +5,10 @@ use pcc_ir::kernel::KernelId;
 use std::ops::Range;
 
 /// Most accesses a kernel may have; an artifact with more is refused.
-pub const MAX_ACCESSES: usize = 64;
+pub const MAX_ACCESSES: usize = 256;
+
+/// Accesses of a kernel that are prepared on the stack.
+pub(crate) const FEW_ACCESSES: usize = 16;
 
 /// One access: the element at index zero lies `offset` bytes into `window`, which is the whole buffer addressed.
 #[derive(Clone, Copy)]

@@ -79,14 +79,19 @@ impl Artifact {
             return Ok(Box::new(NoKernels));
         }
         self.check_object()?;
-        Ok(Box::new(KernelObject::load(&self.dir.join(KERNELS), self.program.kernels.values())?))
+        Ok(Box::new(KernelObject::load(&self.object_path(), self.program.kernels.values())?))
+    }
+
+    /// The kernel object's file.
+    pub fn object_path(&self) -> PathBuf {
+        self.dir.join(KERNELS)
     }
 
     fn check_object(&self) -> Result<(), Diagnostic> {
         if self.program.kernels.is_empty() {
             return Ok(());
         }
-        let path = self.dir.join(KERNELS);
+        let path = self.object_path();
         let digest = digest(&path).map_err(|e| unreadable(&path, &e))?;
         if digest == self.program.target.object_digest {
             return Ok(());

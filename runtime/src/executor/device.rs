@@ -4,7 +4,7 @@ use super::collective::{Exchange, parts, traffic};
 use super::link::Passed;
 use super::schedule::Job;
 use super::{Run, Shared, Worker, lock};
-use crate::kernels::KernelCall;
+use crate::kernels::{FEW_ACCESSES, KernelCall};
 use crate::machine::Binding;
 use crate::product::{self, Product};
 use crate::trace::NO_INSTR;
@@ -16,8 +16,6 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 const SHARED_ELEMENTS: i64 = 1 << 16;
 /// Bytes moved by a collective above which its parts are offered to idle workers.
 const SHARED_BYTES: usize = 1 << 18;
-/// Accesses of a kernel that are prepared on the stack.
-const FEW_ACCESSES: usize = 16;
 /// Parts a launch is cut into, for each worker.
 const PARTS_A_WORKER: usize = 2;
 
@@ -81,12 +79,12 @@ impl Shared {
                         func: &self.machine.program.funcs[*func as usize],
                         slots,
                     };
-                    self.call(*func as usize, binding, &mut device, worker)
+                    self.call(run, *func as usize, binding, &mut device, worker)
                 }
                 Step::Send { .. } | Step::Recv { .. } => {
                     let started = worker.clock.start();
                     let waits = self.pass_message(run, number, micro_batch, step, current);
-                    worker.record(started, number, micro_batch, step, NO_INSTR);
+                    worker.record(started, run, number, device.counter, NO_INSTR);
                     waits
                 }
             };
@@ -109,7 +107,14 @@ impl Shared {
     }
 
     /// Runs the rest of a call.
-    fn call(&self, func: usize, binding: Binding<'_>, device: &mut Device, worker: &mut Worker) -> Waits {
+    fn call(
+        &self,
+        run: &Run,
+        func: usize,
+        binding: Binding<'_>,
+        device: &mut Device,
+        worker: &mut Worker,
+    ) -> Waits {
         let instrs = binding.func.instrs.as_slice();
         while let Some(instr) = instrs.get(device.counter.instr) {
             if self.stopped() {
@@ -133,7 +138,7 @@ impl Shared {
                     self.meet(func, counter.instr, call, &binding, worker.number, job)
                 }
             };
-            worker.record(started, binding.device, binding.micro_batch, counter.step, counter.instr);
+            worker.record(started, run, binding.device, counter, counter.instr as u32);
             // A device that waits for its group goes on behind the collective.
             device.counter.instr += 1;
             if !released {

@@ -13,7 +13,7 @@ mod schedule;
 use crate::affinity;
 use crate::machine::Machine;
 use crate::trace::{Clock, Event};
-use device::Device;
+use device::{Counter, Device};
 use link::Links;
 use pcc_ir::Diagnostic;
 use schedule::{Padded, Scheduler, Task};
@@ -89,11 +89,13 @@ struct Worker {
 }
 
 impl Worker {
-    fn record(&mut self, start: Option<u64>, device: usize, micro_batch: usize, step: usize, instr: usize) {
+    /// Notes an instruction that ran from `start` until now, if tracing is on.
+    fn record(&mut self, start: Option<u64>, run: &Run, device: usize, at: Counter, instr: u32) {
         if let (Some(start), Some(end)) = (start, self.clock.start()) {
-            let (worker, device) = (self.number as u32, device as u32);
-            let (micro_batch, step, instr) = (micro_batch as u32, step as u32, instr as u32);
-            self.events.push(Event { worker, device, micro_batch, step, instr, start, end });
+            let micro_batch = run.micro_batches.get(at.turn).copied().unwrap_or_default() as u32;
+            let (worker, device, step) = (self.number as u32, device as u32, at.step as u32);
+            let entry = run.entry as u32;
+            self.events.push(Event { worker, device, entry, micro_batch, step, instr, start, end });
         }
     }
 }

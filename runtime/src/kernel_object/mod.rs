@@ -1,6 +1,6 @@
 //! The compiled kernels of an artifact: a shared object, loaded into the process.
 
-use crate::kernels::{KernelCall, KernelSet, MAX_ACCESSES};
+use crate::kernels::{FEW_ACCESSES, KernelCall, KernelSet, Operand};
 use libloading::Library;
 use pcc_ir::Diagnostic;
 use pcc_ir::kernel::{Kernel, KernelArgs, KernelId};
@@ -45,10 +45,17 @@ impl KernelObject {
 
 impl KernelSet for KernelObject {
     fn call(&self, call: &KernelCall<'_>, rows: Range<i64>) {
-        let mut ptrs = [std::ptr::null_mut(); MAX_ACCESSES];
-        for (ptr, operand) in ptrs.iter_mut().zip(call.operands) {
-            *ptr = operand.window.as_ptr().wrapping_add(operand.offset);
-        }
+        let address = |operand: &Operand<'_>| operand.window.as_ptr().wrapping_add(operand.offset);
+        // Most kernels have few accesses: no allocation for those.
+        let mut few = [std::ptr::null_mut(); FEW_ACCESSES];
+        let many: Vec<*mut u8>;
+        let ptrs = if call.operands.len() <= FEW_ACCESSES {
+            few.iter_mut().zip(call.operands).for_each(|(ptr, operand)| *ptr = address(operand));
+            few.as_slice()
+        } else {
+            many = call.operands.iter().map(address).collect();
+            many.as_slice()
+        };
         let args = KernelArgs {
             ptrs: ptrs.as_ptr(),
             extents: call.extents.as_ptr(),

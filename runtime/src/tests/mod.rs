@@ -4,4 +4,5 @@ pub(crate) mod fixture;
 
 mod collectives;
 mod failures;
+mod generation;
 mod pipelines;

@@ -79,9 +79,19 @@ fn check_launch(program: &Program, func: &FuncProgram, launch: &Launch) -> Resul
         return Ok(());
     }
     let bounds: Vec<Range<i128>> = launch.scalars.iter().map(scalar_bounds).collect();
+    let (mut largest, mut written) = (1, 1);
     for (i, (access, loc)) in kernel.accesses.iter().zip(&launch.ptrs).enumerate() {
         let reach = access_reach(kernel, launch, i, &bounds)?;
         span(func, loc, access.write, access.dtype, reach).map_err(|why| format!("access {i}: {why}"))?;
+        let elements = u128::from(buffer(func, loc, access.write)?) / access.dtype.bytes() as u128;
+        largest = largest.max(elements);
+        if access.write {
+            written = written.max(elements);
+        }
+    }
+    // Strides of zero make any extent fit: without this bound a lying extent would run for years.
+    if product.is_some_and(|n| n as u128 > largest * written) {
+        return Err(format!("extents {:?} are more than the buffers have elements", launch.extents));
     }
     Ok(())
 }
@@ -174,6 +184,13 @@ fn check_gemm(func: &FuncProgram, g: &Gemm) -> Result<(), String> {
         span(func, &m.loc, write, m.dtype, r).map_err(|why| format!("matrix {name}: {why}"))
     };
     let c = one("c", &g.c, true, reach(&g.c, g.m, g.n, |d| d.c))?;
+    // Strides of zero make any extent fit: elements of c are distinct, and so are rows of b.
+    let held =
+        |m: &Matrix| Ok::<_, String>(u128::from(buffer(func, &m.loc, false)?) / m.dtype.bytes() as u128);
+    let made = u128::from(g.m) * u128::from(g.n) * u128::from(batches.unwrap_or(1));
+    if made > held(&g.c)? || u128::from(g.k) > held(&g.b)? {
+        return Err(format!("extents {} {} {} are more than the buffers have elements", g.m, g.n, g.k));
+    }
     if g.k > 0 {
         let a = one("a", &g.a, false, reach(&g.a, g.m, g.k, |d| d.a))?;
         let b = one("b", &g.b, false, reach(&g.b, g.k, g.n, |d| d.b))?;
