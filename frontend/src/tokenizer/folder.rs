@@ -3,6 +3,7 @@
 use super::Tokenizer;
 use pcc_ir::Diagnostic;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,17 +24,17 @@ pub(super) fn from_folder(folder: &Path) -> Result<Tokenizer, Diagnostic> {
     // The crate asserts in places that only a malformed file reaches, some of them when it encodes; such a file is an
     // error like any other, and it shows here.
     let parsed = catch_unwind(AssertUnwindSafe(|| {
-        let inner = tokenizers::Tokenizer::from_bytes(&bytes)?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)?;
+        // A prompt that is too long is an error elsewhere, and rows are padded elsewhere.
+        inner.with_truncation(None)?.with_padding(None);
         inner.encode_fast("a", true)?;
         Ok::<_, tokenizers::Error>(inner)
     }));
-    let mut inner = match parsed {
+    let inner = match parsed {
         Ok(Ok(inner)) => inner,
         Ok(Err(e)) => return Err(bad(e.to_string())),
         Err(_) => return Err(bad("it is malformed".into())),
     };
-    // A prompt that is too long is an error elsewhere, and rows are padded elsewhere.
-    inner.with_truncation(None).map_err(|e| bad(e.to_string()))?.with_padding(None);
     let (bos, eos) = special_tokens(folder, &inner)?;
     Ok(Tokenizer { inner, bos, eos, before: None, after: None })
 }
@@ -54,6 +55,12 @@ fn check_document(bytes: &[u8]) -> Result<(), String> {
         added_tokens: Vec<Added>,
         #[serde(default)]
         post_processor: Value,
+        model: Model,
+    }
+    #[derive(Deserialize)]
+    struct Model {
+        merges: Option<IgnoredAny>,
+        continuing_subword_prefix: Option<String>,
     }
     #[derive(Deserialize)]
     struct Added {
@@ -62,6 +69,10 @@ fn check_document(bytes: &[u8]) -> Result<(), String> {
     let document: Document = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
     if let Some(token) = document.added_tokens.iter().find(|t| t.id > MAX_ID) {
         return Err(format!("an added token has the id {}", token.id));
+    }
+    let prefix = document.model.continuing_subword_prefix.unwrap_or_default();
+    if document.model.merges.is_some() && !prefix.is_empty() {
+        return Err(format!("BPE whose continuing pieces begin with `{prefix}` is not supported"));
     }
     let nested = document.post_processor.get("processors").and_then(Value::as_array);
     let processors = nested.into_iter().flatten().chain([&document.post_processor]);

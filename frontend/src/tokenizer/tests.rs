@@ -221,7 +221,9 @@ fn malformed_json_is_an_error() {
     let id = JSON.replace("\"id\":2", "\"id\":4294967295");
     let template = r#"{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"no","type_id":0}}],"pair":[],"special_tokens":{}}"#;
     let template = JSON.replace("\"post_processor\":null", &format!("\"post_processor\":{template}"));
-    for text in ["", "{", "[]", "{}", "\u{1}", &JSON[..200], &id, &template, &"[".repeat(100_000)] {
+    let prefix =
+        r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[["a","a"]],"continuing_subword_prefix":"__"}}"#;
+    for text in [prefix, "", "{", "[]", "{}", "\u{1}", &JSON[..200], &id, &template, &"[".repeat(100_000)] {
         let (_folder, path) = written("tokenizer.json", text.as_bytes());
         let refused = Tokenizer::open(&path).unwrap_err();
         assert!(refused.place.is_some(), "{refused}");
