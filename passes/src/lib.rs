@@ -1,1 +1,14 @@
 //! Module to Module to Program: search, partition, pipeline, fusion, buffers, cost; checks
+pub mod cut_stages;
+pub mod lower;
+pub mod outline;
+pub mod plan;
+pub mod report;
+
+pub mod cost;
+pub mod solve;
+pub mod partition;
+pub mod rewrite;
+pub mod assign_shardings;
+pub mod driver;
+pub mod verify;
