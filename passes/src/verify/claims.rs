@@ -12,7 +12,7 @@ use pcc_ir::{Claim, Diagnostic, Entry, Func, FuncId, Inst, Module, Pad, Sharding
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// Checks all functions that entries reach, and the entries.
+/// Checks all functions that entries reach.
 pub(super) fn check(sharded: &Module, local: &Module) -> Result<Summary, Diagnostic> {
     check_tables(sharded, local)?;
     let mut summary = Summary::default();
@@ -23,10 +23,12 @@ pub(super) fn check(sharded: &Module, local: &Module) -> Result<Summary, Diagnos
         summary.values += FuncCheck::new(sharded, local, global, func)?.run()?;
         summary.functions += 1;
     }
-    for entry in &local.entries {
-        check_entry(sharded, local, entry)?;
-    }
     Ok(summary)
+}
+
+/// Checks what entries take and give, once their functions are checked.
+pub(super) fn check_entries(sharded: &Module, local: &Module) -> Result<(), Diagnostic> {
+    local.entries.iter().try_for_each(|entry| check_entry(sharded, local, entry))
 }
 
 /// Parameters, states and entries are the same at both levels.

@@ -14,7 +14,7 @@ use pcc_ir::eval::{Tensor, eval_func, eval_spmd, shard, unshard};
 use pcc_ir::graph::{Entry, Role};
 use pcc_ir::ops::{BinaryKind, Collective, Op};
 use pcc_ir::{FuncId, Module, Type};
-use pcc_passes::{partition, rewrite};
+use pcc_passes::{partition, rewrite, verify};
 use rng::Rng;
 use sharded::Builder;
 use std::collections::BTreeMap;
@@ -128,6 +128,7 @@ fn run(
         check_claims(sharded, &local, *id, args).map_err(|e| format!("partitioned: {e}"))?;
     }
     check_results(sharded, &local, main, &funcs[0].1).map_err(|e| format!("partitioned: {e}"))?;
+    verify::check_functions(sharded, &local).map_err(|d| format!("verify partitioned: {d}"))?;
     let reports = rewrite::rewrite_collectives(&mut local, sharded).map_err(|d| format!("rewrite: {d}"))?;
     for r in &reports {
         *counts.entry("unsaturated").or_default() += usize::from(!r.stop.contains("Saturated"));
@@ -137,7 +138,9 @@ fn run(
     for (id, args) in funcs {
         check_claims(sharded, &local, *id, args).map_err(|e| format!("rewritten: {e}"))?;
     }
-    check_results(sharded, &local, main, &funcs[0].1).map_err(|e| format!("rewritten: {e}"))
+    check_results(sharded, &local, main, &funcs[0].1).map_err(|e| format!("rewritten: {e}"))?;
+    verify::check_functions(sharded, &local).map_err(|d| format!("verify rewritten: {d}"))?;
+    Ok(())
 }
 
 fn check_results(sharded: &Module, local: &Module, id: FuncId, args: &[Tensor]) -> Result<(), String> {
