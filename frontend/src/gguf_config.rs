@@ -1,6 +1,5 @@
 //! The keys of a GGUF file as the fields of the config its model was published with.
 
-use crate::families;
 use crate::weights::gguf::names::check_architecture;
 use crate::weights::{Checkpoint, GgufMeta};
 use pcc_ir::Diagnostic;
@@ -38,8 +37,7 @@ const OTHERS: &[&str] = &[
 pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Map<String, Value>, Diagnostic> {
     let place = checkpoint.path().display().to_string();
     let meta = checkpoint.gguf().ok_or_else(|| Diagnostic::internal("a GGUF file without keys").at(place))?;
-    let arch = check_architecture(meta)
-        .map_err(|d| d.help(format!("supported model types: {}", families::supported())))?;
+    let arch = check_architecture(meta)?;
     let mut config = Map::new();
     config.insert("model_type".into(), json!(arch));
     let key = |k: &str| format!("{arch}.{k}");

@@ -218,9 +218,24 @@ fn open_folder(folder: &Path) -> Result<Opened, Diagnostic> {
     {
         *checkpoint = Some(Checkpoint::open(folder)?);
     }
+    if let Source::Family { fields, .. } = &mut source {
+        merge_generation_config(fields, &folder.join("generation_config.json"));
+    }
     let tokenizer = Some(folder.join("tokenizer.json")).filter(|t| t.is_file());
     let place = file.display().to_string();
     Ok(Opened { place, name: name.unwrap_or_else(|| "model".into()), source, tokenizer })
+}
+
+/// Chat models end a turn with tokens that only this file lists; one that cannot be read changes nothing.
+fn merge_generation_config(fields: &mut Map<String, Value>, path: &Path) {
+    if !path.is_file() {
+        return;
+    }
+    if let Ok(Value::Object(generation)) = json::read(path)
+        && let Some(eos) = generation.get("eos_token_id").filter(|v| !v.is_null())
+    {
+        fields.insert("eos_token_id".into(), eos.clone());
+    }
 }
 
 /// Files of a folder whose names end so.

@@ -258,3 +258,72 @@ fn the_schema_names_every_field() {
         assert!(text.contains(word), "{word}");
     }
 }
+
+/// Pseudo-random numbers: the tests need many different changes, not good ones.
+struct Changes(u64);
+
+impl Changes {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % n
+    }
+
+    /// Puts something else at a random place of the tree.
+    fn change(&mut self, v: &mut Value) {
+        let inside = match v {
+            Value::Array(list) if !list.is_empty() => {
+                let i = self.below(list.len());
+                list.get_mut(i)
+            }
+            Value::Object(fields) if !fields.is_empty() => {
+                let i = self.below(fields.len());
+                fields.values_mut().nth(i)
+            }
+            _ => None,
+        };
+        match inside {
+            Some(inside) if self.below(12) > 0 => self.change(inside),
+            _ => {
+                let others = [
+                    json!(0),
+                    json!(1),
+                    json!(-1),
+                    json!(7),
+                    json!(u64::MAX),
+                    json!(1u64 << 40),
+                    json!(1e308),
+                    json!(null),
+                    json!(true),
+                    json!(""),
+                    json!("x"),
+                    json!("f32[1]"),
+                    json!("i32[2,16]"),
+                    json!([]),
+                    json!({}),
+                    json!([0, 0]),
+                    json!([9]),
+                    json!("nan"),
+                ];
+                *v = others[self.below(others.len())].clone();
+            }
+        }
+    }
+}
+
+#[test]
+fn changed_files_load_or_end_in_a_message() {
+    let mut changes = Changes(1);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.json");
+    let mut loaded = 0;
+    for name in ["mlp.json", "transformer.json", "skip.json"] {
+        let original: Value = serde_json::from_str(&std::fs::read_to_string(example(name)).unwrap()).unwrap();
+        for _ in 0..600 {
+            let mut doc = original.clone();
+            changes.change(&mut doc);
+            std::fs::write(&path, doc.to_string()).unwrap();
+            loaded += usize::from(load_as_is(&path).is_ok());
+        }
+    }
+    assert!(loaded > 0, "some changes are harmless");
+}

@@ -1,7 +1,7 @@
 //! The entries of a causal language model: `forward`, and `prefill` and `decode` with a cache.
 
 use super::attention::{CACHES, Mode};
-use super::entry::{Callee, EntryBuilder, Network, NetworkBuilder};
+use super::entry::{EntryBuilder, LayerFuncs, Network, NetworkBuilder};
 use super::func::{Built, FuncBuilder};
 use super::{Capacity, Head, Layer, Transformer};
 use crate::naming::Naming;
@@ -69,17 +69,10 @@ fn build_entry(network: &mut NetworkBuilder, kind: Kind) -> Result<(), Diagnosti
     let inputs: Vec<ValueId> = [tokens].into_iter().chain(positions.filter(|_| needs_positions)).collect();
     let mut chain = entry.call(network, &embed, &inputs, None, vec![]);
 
-    let mut known: Vec<(&Layer, Callee)> = Vec::new();
+    let mut funcs = LayerFuncs::new();
     for (i, layer) in model.layers.iter().enumerate() {
-        let callee = match known.iter().find(|(l, _)| *l == layer) {
-            Some((_, callee)) => callee.clone(),
-            None => {
-                let built = layer_func(network, kind, layer, known.len())?;
-                let callee = network.add_func(built);
-                known.push((layer, callee.clone()));
-                callee
-            }
-        };
+        let build = |n: &NetworkBuilder, name: String| layer_func(n, kind, layer, name);
+        let callee = funcs.get(network, layer, kind.name(), build)?;
         let caches = match kind {
             Kind::Forward => vec![],
             Kind::Prefill | Kind::Decode => {
@@ -124,13 +117,9 @@ fn layer_func(
     network: &NetworkBuilder,
     kind: Kind,
     layer: &Layer,
-    distinct: usize,
+    name: String,
 ) -> Result<Built, Diagnostic> {
     let Capacity { rows, seq, .. } = network.capacity;
-    let name = match distinct {
-        0 => format!("{}.layer", kind.name()),
-        n => format!("{}.layer.{n}", kind.name()),
-    };
     let mut f = FuncBuilder::new(name, network.naming);
     let (len, label) = kind.positions(seq);
     let x = f.arg(Type::f32([rows, len, network.model.hidden]), "x", &[Some(Label::Batch), label, None])?;

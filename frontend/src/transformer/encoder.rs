@@ -1,7 +1,7 @@
 //! The entry of an encoder: `forward(tokens, attention_mask, token_types) -> last_hidden_state`.
 
 use super::attention::Mode;
-use super::entry::{Callee, EntryBuilder, Network, NetworkBuilder};
+use super::entry::{EntryBuilder, LayerFuncs, Network, NetworkBuilder};
 use super::func::{Built, FuncBuilder};
 use super::{Capacity, Layer, Transformer};
 use crate::naming::Naming;
@@ -29,17 +29,9 @@ pub(super) fn build(
     let embed = embed_func(&network)?;
     let embed = network.add_func(embed);
     let mut chain = entry.call(&mut network, &embed, &inputs, None, vec![]);
-    let mut known: Vec<(&Layer, Callee)> = Vec::new();
+    let mut funcs = LayerFuncs::new();
     for (i, layer) in model.layers.iter().enumerate() {
-        let callee = match known.iter().find(|(l, _)| *l == layer) {
-            Some((_, callee)) => callee.clone(),
-            None => {
-                let built = layer_func(&network, layer, known.len())?;
-                let callee = network.add_func(built);
-                known.push((layer, callee.clone()));
-                callee
-            }
-        };
+        let callee = funcs.get(&mut network, layer, "forward", |n, name| layer_func(n, layer, name))?;
         let inputs: Vec<ValueId> = chain.into_iter().chain([mask]).collect();
         chain = entry.call(&mut network, &callee, &inputs, Some(i), vec![]);
     }
@@ -67,12 +59,8 @@ fn embed_func(network: &NetworkBuilder) -> Result<Built, Diagnostic> {
 }
 
 /// `x [b, s, h], attention_mask [b, s], weights.. -> x`. A position whose mask is 0 is seen by no query.
-fn layer_func(network: &NetworkBuilder, layer: &Layer, distinct: usize) -> Result<Built, Diagnostic> {
+fn layer_func(network: &NetworkBuilder, layer: &Layer, name: String) -> Result<Built, Diagnostic> {
     let Capacity { rows, seq, .. } = network.capacity;
-    let name = match distinct {
-        0 => "forward.layer".to_owned(),
-        n => format!("forward.layer.{n}"),
-    };
     let mut f = FuncBuilder::new(name, network.naming);
     let hidden = network.model.hidden;
     let x = f.arg(Type::f32([rows, seq, hidden]), "x", &[Some(Label::Batch), Some(Label::Seq), None])?;

@@ -1,10 +1,10 @@
 //! Puts functions together: the chain of calls that makes up an entry, with its inputs, parameters and states.
 
 use super::func::Built;
-use super::{Capacity, Transformer, Weight};
+use super::{Capacity, Layer, Transformer, Weight};
 use crate::naming::Naming;
 use pcc_ir::graph::{Entry, Label, Role};
-use pcc_ir::{Func, FuncId, Module, Op, Param, ParamId, State, StateId, Type, ValueId};
+use pcc_ir::{Diagnostic, Func, FuncId, Module, Op, Param, ParamId, State, StateId, Type, ValueId};
 use std::collections::HashMap;
 
 /// A module, and what each of its parameters is.
@@ -21,6 +21,38 @@ pub(super) struct Callee {
     id: FuncId,
     weights: Vec<Weight>,
     results: Vec<Type>,
+}
+
+/// The functions of an entry's layers: equal layers share one.
+pub(super) struct LayerFuncs<'a> {
+    known: Vec<(&'a Layer, Callee)>,
+}
+
+impl<'a> LayerFuncs<'a> {
+    pub(super) fn new() -> Self {
+        Self { known: Vec::new() }
+    }
+
+    /// The function of a layer; `build` makes it from the module and its name, which starts with `entry`.
+    pub(super) fn get(
+        &mut self,
+        network: &mut NetworkBuilder,
+        layer: &'a Layer,
+        entry: &str,
+        build: impl FnOnce(&NetworkBuilder, String) -> Result<Built, Diagnostic>,
+    ) -> Result<Callee, Diagnostic> {
+        if let Some((_, callee)) = self.known.iter().find(|(l, _)| *l == layer) {
+            return Ok(callee.clone());
+        }
+        let name = match self.known.len() {
+            0 => format!("{entry}.layer"),
+            n => format!("{entry}.layer.{n}"),
+        };
+        let built = build(network, name)?;
+        let callee = network.add_func(built);
+        self.known.push((layer, callee.clone()));
+        Ok(callee)
+    }
 }
 
 /// The module under construction.
