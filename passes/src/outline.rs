@@ -36,9 +36,8 @@ pub fn outline(module: &Module, min_calls: usize) -> Result<Module, Diagnostic> 
         let f = &module.funcs[entry.func];
         // Callees first, each without calls of its own.
         for callee in f.insts.iter().filter_map(called) {
-            if !kept.contains_key(&callee) {
-                let flat = inline::flat(module, callee)?;
-                kept.insert(callee, out.funcs.push(flat));
+            if let std::collections::btree_map::Entry::Vacant(place) = kept.entry(callee) {
+                place.insert(out.funcs.push(inline::flat(module, callee)?));
             }
         }
         let chain = if f.insts.iter().all(|i| called(i).is_some()) && !f.insts.is_empty() {

@@ -17,6 +17,8 @@ mod structure;
 mod unite;
 
 #[cfg(test)]
+mod enumeration;
+#[cfg(test)]
 pub(crate) mod models;
 #[cfg(test)]
 mod tests;

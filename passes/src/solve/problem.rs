@@ -78,7 +78,7 @@ impl ReshardCosts {
 
 /// Cost of a reshard. A collective over a part of tp counts as one over the whole of tp: `--tp N` asks for weights split N
 /// ways, and smaller groups must not be bought with weights split less.
-fn reshard_cost(cx: &Context, ty: &Type, from: &Sharding, to: &Sharding) -> Cost {
+pub(super) fn reshard_cost(cx: &Context, ty: &Type, from: &Sharding, to: &Sharding) -> Cost {
     let whole = |axes: &[AxisRef]| {
         let mut group: Vec<AxisRef> = axes.iter().copied().filter(|a| a.axis != Axis::Tp).collect();
         if group.len() < axes.len() {
