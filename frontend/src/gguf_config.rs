@@ -126,7 +126,7 @@ fn rope(
     if let Some(t) = checkpoint.tensor("rope_freqs.weight") {
         let n = t.shape.first().copied().filter(|&n| t.shape.len() == 1 && n <= 1 << 12).unwrap_or(0);
         let mut divisors = vec![0f32; n];
-        checkpoint.read_f32("rope_freqs.weight", &[0..n], &mut divisors)?;
+        checkpoint.read_f32("rope_freqs.weight", std::slice::from_ref(&(0..n)), &mut divisors)?;
         config.insert("rope_divisors".into(), json!(divisors));
     }
     Ok(())

@@ -107,13 +107,11 @@ fn mismatch(name: &str, has: &Type, needed: &Type) -> Diagnostic {
         .why(format!("it is {has} where the function has {needed}"))
 }
 
+/// Names of results, and `(argument, result)` of states.
+type Results = (Vec<String>, Vec<(usize, usize)>);
+
 /// Names of the results, and which of them are new states.
-fn results(
-    e: &EntryJson,
-    f: &Func,
-    path: &str,
-    held: &Held,
-) -> Result<(Vec<String>, Vec<(usize, usize)>), Diagnostic> {
+fn results(e: &EntryJson, f: &Func, path: &str, held: &Held) -> Result<Results, Diagnostic> {
     let states: HashMap<&str, usize> = e
         .args
         .iter()
@@ -167,7 +165,7 @@ fn check_task(document: &Document, module: &Module) -> Result<(), Diagnostic> {
         let entry = module.entries.iter().find(|e| e.name == *name);
         let has = |e: &Entry| {
             let input = |i: &&str| e.args.iter().any(|r| matches!(r, Role::Input(n) if n == i));
-            inputs.iter().all(|i| input(i)) && e.results.iter().any(|r| r == output)
+            inputs.iter().all(input) && e.results.iter().any(|r| r == output)
         };
         if !entry.is_some_and(has) {
             return Err(Diagnostic::input(format!(
