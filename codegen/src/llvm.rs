@@ -39,11 +39,12 @@ impl Generator {
         initialise();
         let triple = TargetTriple::create(TRIPLE);
         let target = Target::from_triple(&triple).map_err(|e| e.to_string())?;
-        // The level `Default`: `None` is fast to run and makes code several times slower, `Aggressive` brings nothing.
+        // Measured on softmax, rms_norm and ten maths functions: code of `Less` is as fast as that of `Default` and `Aggressive` and takes a
+        // tenth less time to generate; `None` halves that time but makes code 1.2 to 5 times slower.
         let options = TargetMachineOptions::new()
             .set_cpu("x86-64")
             .set_features(&features.llvm())
-            .set_level(OptimizationLevel::Default)
+            .set_level(OptimizationLevel::Less)
             .set_reloc_mode(RelocMode::PIC)
             .set_code_model(CodeModel::Small);
         let machine = target

@@ -25,13 +25,15 @@ pub(super) struct Ir<'c> {
     pub context: &'c Context,
     pub module: Module<'c>,
     pub builder: Builder<'c>,
+    /// Whether vectors of sixteen lanes have AVX-512's instructions.
+    avx512: bool,
     error: RefCell<Option<String>>,
 }
 
 impl<'c> Ir<'c> {
-    pub fn new(context: &'c Context) -> Self {
+    pub fn new(context: &'c Context, avx512: bool) -> Self {
         let (module, builder) = (context.create_module("kernels"), context.create_builder());
-        Ir { context, module, builder, error: RefCell::new(None) }
+        Ir { context, module, builder, avx512, error: RefCell::new(None) }
     }
 
     /// The module, unless something went wrong while it was built.
@@ -196,6 +198,31 @@ impl<'c> Ir<'c> {
         terms.fold(first, |sum, c| self.fma(sum, x, c))
     }
 
+    /// `a * 2^n` rounded once, for a whole `n` within the range of [`Ir::power_of_two`] twice over.
+    pub fn scale(&self, a: V<'c>, n: V<'c>, n_bits: impl FnOnce() -> V<'c>) -> V<'c> {
+        let w = self.width(a);
+        if self.avx512 && w == 16 {
+            let all = self.context.i16_type().const_all_ones().into();
+            let rounding_as_set = self.ci(0, 4);
+            return self.intrinsic(
+                "llvm.x86.avx512.mask.scalef.ps.512",
+                &[],
+                &[a, n, a, all, rounding_as_set],
+            );
+        }
+        // In two steps, of which the first is exact, so that subnormal results are right.
+        let n = n_bits();
+        let half = self.bin(Op::AShr, n, self.ci(w, 1));
+        let rest = self.bin(Op::Sub, n, half);
+        self.fmul(self.fmul(a, self.power_of_two(half)), self.power_of_two(rest))
+    }
+
+    /// 2^n as f32 for an i32 -126 <= n <= 127.
+    fn power_of_two(&self, n: V<'c>) -> V<'c> {
+        let w = self.width(n);
+        self.float(self.bin(Op::Shl, self.bin(Op::Add, n, self.ci(w, 127)), self.ci(w, 23)))
+    }
+
     pub fn fcmp(&self, p: FP, a: V<'c>, b: V<'c>) -> V<'c> {
         let b_ = &self.builder;
         match (a, b) {
@@ -339,8 +366,11 @@ impl<'c> Ir<'c> {
     }
 
     pub fn alloca(&self, ty: BasicTypeEnum<'c>) -> PointerValue<'c> {
-        let null = self.context.ptr_type(inkwell::AddressSpace::default()).const_null();
-        self.or(self.builder.build_alloca(ty, ""), null)
+        self.or(self.builder.build_alloca(ty, ""), self.null())
+    }
+
+    pub fn null(&self) -> PointerValue<'c> {
+        self.context.ptr_type(inkwell::AddressSpace::default()).const_null()
     }
 
     pub fn block(&self, function: FunctionValue<'c>, name: &str) -> BasicBlock<'c> {
@@ -425,7 +455,7 @@ impl<'c> Ir<'c> {
             V::PointerValue(v) => v,
             _ => {
                 self.fail("uses as an address what is none");
-                self.context.ptr_type(inkwell::AddressSpace::default()).const_null()
+                self.null()
             }
         }
     }

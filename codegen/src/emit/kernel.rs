@@ -7,7 +7,7 @@ use super::ir::{IP, Ir, Op, V, Width};
 use super::row::Row;
 use inkwell::attributes::AttributeLoc;
 use inkwell::values::{FunctionValue, IntValue, PointerValue};
-use pcc_ir::kernel::{Kernel, Lane};
+use pcc_ir::kernel::{Kernel, Lane, Node};
 use pcc_ir::kernel_check::KernelInfo;
 
 pub(super) struct Emitter<'a, 'c> {
@@ -22,9 +22,9 @@ pub(super) struct Emitter<'a, 'c> {
     /// By access and dim, in elements.
     pub strides: Vec<Vec<IntValue<'c>>>,
     pub scalars: Vec<IntValue<'c>>,
-    /// Eight zero bytes, read where an index is out of range.
+    /// Eight zero bytes, read where an index is out of range; null in kernels without indices.
     pub nothing: PointerValue<'c>,
-    /// Eight bytes, written where an index is out of range.
+    /// Eight bytes, written where an index is out of range; null likewise.
     pub sink: PointerValue<'c>,
 }
 
@@ -37,8 +37,7 @@ pub(super) fn emit<'c>(ir: &Ir<'c>, kernel: &Kernel, info: &KernelInfo, symbol: 
     let nounwind = inkwell::attributes::Attribute::get_named_enum_kind_id("nounwind");
     function.add_attribute(AttributeLoc::Function, ir.context.create_enum_attribute(nounwind, 0));
     let entry = ir.block(function, "entry");
-    let exit = ir.block(function, "exit");
-    let rows = ir.block(function, "rows");
+    let (exit, rows) = (ir.block(function, "exit"), ir.block(function, "rows"));
     ir.at(entry);
     let param = |i| function.get_nth_param(i).unwrap_or_else(|| ir.long(0).into());
     let (begin, end) = (ir.as_int(param(1)), ir.as_int(param(2)));
@@ -66,10 +65,21 @@ impl<'a, 'c> Emitter<'a, 'c> {
         let number = |table, i: u64| ir.as_int(ir.load(long, ir.offset(long, table, ir.long(i as i64)), 8));
         let rank = u64::from(kernel.rank);
         let accesses = 0..kernel.accesses.len() as u64;
+        let indexed = kernel.nodes.iter().any(|n| matches!(n, Node::LoadAt { .. }))
+            || kernel.stores.iter().any(|s| s.at.is_some());
         let slot = || {
+            if !indexed {
+                return ir.null();
+            }
             let slot = ir.alloca(long);
             ir.store(ir.long(0).into(), slot, 8);
             slot
+        };
+        // The stride along the lane dim is known but for `Strided` accesses.
+        let stride = |a: u64, d: u64| match kernel.accesses[a as usize].lane {
+            Lane::Unit if d + 1 == rank => ir.long(1),
+            Lane::Broadcast if d + 1 == rank => ir.long(0),
+            _ => number(strides, a * rank + d),
         };
         Emitter {
             ir,
@@ -82,35 +92,47 @@ impl<'a, 'c> Emitter<'a, 'c> {
                 .map(|a| ir.as_ptr(ir.load(ptr, ir.offset(ptr, ptrs, ir.long(a as i64)), 8)))
                 .collect(),
             extents: (0..rank).map(|d| number(extents, d)).collect(),
-            strides: accesses.map(|a| (0..rank).map(|d| number(strides, a * rank + d)).collect()).collect(),
+            strides: accesses.map(|a| (0..rank).map(|d| stride(a, d)).collect()).collect(),
             scalars: (0..u64::from(kernel.scalars)).map(|s| number(scalars, s)).collect(),
             nothing: slot(),
             sink: slot(),
         }
     }
 
-    /// Runs `body` at least once; it gets the loop's values and gives the next ones and whether to go on. The values after.
-    pub(super) fn do_while(
+    /// Runs `body` while it says so, once at least unless the guard is there and false. It gets the loop's values and gives the next
+    /// ones and whether to go on. The values after.
+    fn repeat(
         &self,
+        guard: Option<V<'c>>,
         first: &[V<'c>],
         body: &mut dyn FnMut(&[V<'c>]) -> (Vec<V<'c>>, V<'c>),
     ) -> Vec<V<'c>> {
         let ir = self.ir;
-        let (head, after) = (ir.block(self.function, "loop"), ir.block(self.function, "after"));
+        let (head, done) = (ir.block(self.function, "loop"), ir.block(self.function, "done"));
         let Some(before) = ir.here() else { return first.to_vec() };
-        ir.br(head);
+        match guard {
+            None => ir.br(head),
+            Some(guard) => ir.br_if(guard, head, done),
+        }
         ir.at(head);
         let phis: Vec<_> = first.iter().map(|&v| ir.phi(v, before)).collect();
         let (next, again) = body(&phis.iter().map(|p| p.value).collect::<Vec<_>>());
-        if let Some(last) = ir.here() {
-            phis.iter().zip(&next).for_each(|(phi, &v)| phi.incoming(v, last));
+        let Some(last) = ir.here() else { return first.to_vec() };
+        phis.iter().zip(&next).for_each(|(phi, &v)| phi.incoming(v, last));
+        ir.br_if(again, head, done);
+        ir.at(done);
+        if guard.is_none() {
+            return next;
         }
-        ir.br_if(again, head, after);
-        ir.at(after);
-        next
+        let merge = |(&v, &after): (&V<'c>, &V<'c>)| {
+            let phi = ir.phi(v, before);
+            phi.incoming(after, last);
+            phi.value
+        };
+        first.iter().zip(&next).map(merge).collect()
     }
 
-    /// Runs `body` for `from, from + step, ..` below `to`, perhaps never.
+    /// Runs `body` for `from, from + step, ..` below `to`, perhaps never. The values after.
     pub(super) fn count(
         &self,
         from: IntValue<'c>,
@@ -120,27 +142,16 @@ impl<'a, 'c> Emitter<'a, 'c> {
         body: &mut dyn FnMut(IntValue<'c>, &[V<'c>]) -> Vec<V<'c>>,
     ) -> Vec<V<'c>> {
         let ir = self.ir;
-        let (some, done) = (ir.block(self.function, "some"), ir.block(self.function, "done"));
-        let Some(before) = ir.here() else { return first.to_vec() };
-        ir.br_if(ir.less(from, to), some, done);
-        ir.at(some);
-        let start: Vec<V> = std::iter::once(from.into()).chain(first.iter().copied()).collect();
-        let ended = self.do_while(&start, &mut |values| {
-            let at = ir.as_int(values[0]);
-            let mut next = body(at, &values[1..]);
+        let start: Vec<V> = first.iter().copied().chain([from.into()]).collect();
+        let mut after = self.repeat(Some(ir.less(from, to)), &start, &mut |values| {
+            let at = ir.as_int(values[first.len()]);
+            let mut next = body(at, &values[..first.len()]);
             let stepped = ir.add(at, ir.long(step));
-            next.insert(0, stepped.into());
+            next.push(stepped.into());
             (next, ir.less(stepped, to))
         });
-        let Some(last) = ir.here() else { return first.to_vec() };
-        ir.br(done);
-        ir.at(done);
-        let merge = |(&v, &e): (&V<'c>, &V<'c>)| {
-            let phi = ir.phi(v, before);
-            phi.incoming(e, last);
-            phi.value
-        };
-        first.iter().zip(&ended[1..]).map(merge).collect()
+        after.pop();
+        after
     }
 
     /// Index of row `begin` along each row dim.
@@ -148,11 +159,12 @@ impl<'a, 'c> Emitter<'a, 'c> {
         let ir = self.ir;
         let mut rest: V = begin.into();
         let mut index = vec![];
-        for dim in (0..self.kernel.rank as usize - 1).rev() {
+        for dim in (1..self.kernel.rank as usize - 1).rev() {
             let extent = self.extents[dim].into();
             index.push(ir.bin(Op::URem, rest, extent));
             rest = ir.bin(Op::UDiv, rest, extent);
         }
+        index.push(rest);
         index.reverse();
         index
     }
@@ -160,19 +172,19 @@ impl<'a, 'c> Emitter<'a, 'c> {
     fn walk_rows(&self, begin: IntValue<'c>, end: IntValue<'c>) {
         let ir = self.ir;
         let row_dims = self.kernel.rank as usize - 1;
+        if row_dims <= 1 {
+            // One run of rows; a kernel of rank 1 has a single row.
+            let index = if row_dims == 0 { vec![] } else { vec![begin] };
+            return self.walk_inner(&index, ir.sub(end, begin));
+        }
         let mut first: Vec<V> = vec![begin.into()];
         first.extend(self.first_index(begin));
-        self.do_while(&first, &mut |state| {
+        self.repeat(None, &first, &mut |state| {
             let row = ir.as_int(state[0]);
             let index: Vec<_> = state[1..].iter().map(|&v| ir.as_int(v)).collect();
             let left = ir.sub(end, row);
-            let run = match row_dims {
-                0 => left,
-                d => {
-                    let inner = ir.sub(self.extents[d - 1], index[d - 1]);
-                    ir.as_int(ir.select(ir.less(inner, left), inner.into(), left.into()))
-                }
-            };
+            let inner = ir.sub(self.extents[row_dims - 1], index[row_dims - 1]);
+            let run = ir.as_int(ir.select(ir.less(inner, left), inner.into(), left.into()));
             self.walk_inner(&index, run);
             let row = ir.add(row, run);
             let mut next = vec![row.into()];

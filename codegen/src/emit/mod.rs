@@ -29,7 +29,7 @@ pub(crate) fn module<'c>(
     symbol: &str,
     features: &Features,
 ) -> Result<Module<'c>, String> {
-    let ir = ir::Ir::new(context);
+    let ir = ir::Ir::new(context, features.lanes() == 16);
     kernel::emit(&ir, kernel, info, symbol, features.lanes());
     ir.finish()
 }

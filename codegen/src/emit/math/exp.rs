@@ -24,7 +24,7 @@ const ERFC_LARGE: [f32; 7] = [
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
 impl<'c> Ir<'c> {
-    /// `exp(x)`: `x = n ln 2 + r`, a polynomial in r, scaled by 2^n in two steps so that subnormal results are right.
+    /// `exp(x)`: `x = n ln 2 + r`, a polynomial in r, scaled by 2^n.
     pub(super) fn exp(&self, x: V<'c>) -> V<'c> {
         let w = self.width(x);
         // Beyond these bounds the result is 0 or infinite anyway.
@@ -37,16 +37,7 @@ impl<'c> Ir<'c> {
         let r = self.fma(n, self.cf(w, 2.121_944_4e-4), r);
         let p = self.fma(self.poly(r, &EXP), self.fmul(r, r), r);
         let p = self.fadd(p, self.cf(w, 1.0));
-        let n = self.bin(Op::Sub, self.bits(shifted), self.ci(w, ROUND.to_bits() as i32));
-        let half = self.bin(Op::AShr, n, self.ci(w, 1));
-        let rest = self.bin(Op::Sub, n, half);
-        self.fmul(self.fmul(p, self.power_of_two(half)), self.power_of_two(rest))
-    }
-
-    /// 2^n as f32 for -126 <= n <= 127.
-    fn power_of_two(&self, n: V<'c>) -> V<'c> {
-        let w = self.width(n);
-        self.float(self.bin(Op::Shl, self.bin(Op::Add, n, self.ci(w, 127)), self.ci(w, 23)))
+        self.scale(p, n, || self.bin(Op::Sub, self.bits(shifted), self.ci(w, ROUND.to_bits() as i32)))
     }
 
     /// `tanh(x)`: a polynomial near 0, `1 - 2 / (exp(2|x|) + 1)` elsewhere.
