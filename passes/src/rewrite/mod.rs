@@ -21,6 +21,9 @@ mod language;
 mod rebuild;
 mod rules;
 
+#[cfg(test)]
+mod tests;
+
 use crate::cost::Cluster;
 use crate::partition::op_time;
 use egg::{Id, Language, Runner, SimpleScheduler};
