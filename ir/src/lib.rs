@@ -20,6 +20,7 @@ pub mod sharding;
 pub mod source;
 pub mod text;
 pub mod types;
+pub mod verifier;
 
 pub use diagnostic::{Diagnostic, Fault};
 pub use graph::{Entry, Func, FuncId, Inst, InstId, Module, Param, ParamId, State, StateId, Value, ValueId};

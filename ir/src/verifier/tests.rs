@@ -1,0 +1,517 @@
+//! Every rule of the module's documentation, broken by the smallest change of a module that is well formed.
+
+use super::verify;
+use crate::diagnostic::{Diagnostic, Fault};
+use crate::graph::{Func, FuncId, Module, ParamId, Role, StateId, ValueId};
+use crate::ops::Op;
+use crate::sharding::{Claim, Sharding, Term};
+use crate::text::parse;
+use crate::types::{DType, Type};
+
+const GRAPH: &str = r#"module "m" mesh(dp=2, tp=4)
+param %0 "w" : f32[6,8] = {"shape":[6,8],"values":{"constant":1.0}}
+state %0 "cache" : f32[4,5]
+fn %0 "layer" (%0: f32[4,6] "x" labels (batch, _), %1: f32[6,8] "w") -> (%2) {
+  %2: f32[4,8] "y" = dot_general(%0, %1) {"lhs_batch":[],"rhs_batch":[],"lhs_contract":[1],"rhs_contract":[0]} loc "fc"
+}
+fn %1 "main" (%0: f32[4,6], %1: f32[6,8], %2: f32[4,5]) -> (%3, %4) {
+  %3: f32[4,8] = call(%0, %1) fn %0
+  %4: f32[4,5] = unary(%2) "neg"
+}
+entry "forward" fn %1 (input "x", param %0, state %0) -> ("y", "cache") alias [(2, 1)] weight 1
+"#;
+
+const SHARDED: &str = r#"module "m" mesh(dp=2, tp=4)
+param %0 "w" : f32[6,8] sharding [{tp}, {}] = {"shape":[6,8],"values":{"constant":1.0}}
+state %0 "cache" : f32[4,5] sharding [{dp}, {tp:(1)2}]
+fn %0 "layer" (%0: f32[4,6] "x" sharding [{dp}, {tp}], %1: f32[6,8] "w" sharding [{tp}, {}]) -> (%3) {
+  %2: f32[4,8] "y" sharding [{dp}, {}] partial {tp sum} = dot_general(%0, %1) {"lhs_batch":[],"rhs_batch":[],"lhs_contract":[1],"rhs_contract":[0]} loc "fc"
+  %3: f32[4,8] "y" sharding [{dp}, {}] = reshard(%2) sharding [{dp}, {}]
+}
+fn %1 "main" (%0: f32[4,6] sharding [{dp}, {tp}], %1: f32[6,8] sharding [{tp}, {}], %2: f32[4,5] sharding [{dp}, {tp:(1)2}]) -> (%3, %4) {
+  %3: f32[4,8] sharding [{dp}, {}] = call(%0, %1) fn %0
+  %4: f32[4,5] sharding [{dp}, {tp:(1)2}] = unary(%2) "neg"
+}
+entry "forward" fn %1 (input "x", param %0, state %0) -> ("y", "cache") alias [(2, 1)] weight 1
+"#;
+
+/// 6 by 4 is 2, 2, 2 and nothing; 5 by 2 is 3 and 2.
+const LOCAL: &str = r#"module "m" mesh(pp=2, dp=2, tp=4)
+param %0 "w" : f32[6,8] sharding [{tp}, {}] = {"shape":[6,8],"values":{"constant":1.0}}
+state %0 "cache" : f32[4,5] sharding [{dp}, {tp:(1)2}]
+fn %0 "layer" (%0: f32[2,2] "x" claim %0 sharding [{dp}, {tp}] pad (zero, zero), %1: f32[2,8] "w" claim %1 sharding [{tp}, {}] pad (zero, zero)) -> (%3) {
+  %2: f32[2,8] "y" claim %2 sharding [{dp}, {}] partial {tp sum} pad (zero, zero) = dot_general(%0, %1) {"lhs_batch":[],"rhs_batch":[],"lhs_contract":[1],"rhs_contract":[0]} loc "fc"
+  %3: f32[2,8] "y" claim %3 sharding [{dp}, {}] pad (zero, zero) = collective(%2) {"all_reduce":{"axes":["tp:(1)4"],"kind":"sum"}}
+}
+fn %1 "main" (%0: f32[2,2] claim %0 sharding [{dp}, {tp}] pad (zero, zero), %1: f32[2,8] claim %1 sharding [{tp}, {}] pad (zero, zero), %2: f32[2,3] claim %2 sharding [{dp}, {tp:(1)2}] pad (zero, zero)) -> (%3, %4) {
+  %3: f32[2,8] claim %3 sharding [{dp}, {}] pad (zero, zero) = call(%0, %1) fn %0
+  %4: f32[2,3] claim sum(%4, sum(%2)) sharding [{dp}, {tp:(1)2}] pad (zero, zero) = mask_tail(%2) {"axes":["tp:(1)2"],"dim":1,"global":5,"value":0.0}
+}
+fn %2 "stage" (%0: i32[3] claim %0 sharding [{}] pad (zero)) -> () {
+  %1: f32[2,8] claim %1 sharding [{tp}, {}] pad (zero, any) = recv() {"stage":0,"tag":1,"ty":{"dtype":"f32","shape":[2,8]}}
+  %2: f32[3,8] claim %2 sharding [{}, {}] partial {tp sum} pad (zero, zero) = gather(%1, %0) {"batch":0,"base":{"global":6,"axes":["tp:(1)4"]}}
+  %3: f32[1,8] claim %3 sharding [{tp}, {}] partial {} pad (any, any) = collective(%2) {"reduce_scatter":{"axes":["tp:(1)4"],"dim":0,"kind":"sum","global":3}}
+  %4: f32[3,8] claim %4 sharding [{}, {}] pad (any, any) = collective(%3) {"all_gather":{"axes":["tp:(1)4"],"dim":0,"global":3}}
+  %5: f32[3,2] claim %5 sharding [{}, {tp}] pad (any, any) = shard_slice(%4) {"axes":["tp:(1)4"],"dim":1,"global":8}
+  send(%5) {"stage":0,"tag":1}
+}
+entry "forward" fn %1 (input "x", param %0, state %0) -> ("y", "cache") alias [(2, 1)] weight 1
+"#;
+
+/// A rule, a text, what replaces what (everywhere), and what the message says.
+type Change = (&'static str, &'static str, &'static str, &'static str, &'static str);
+
+/// Breaks that the text form can say.
+const CHANGES: &[Change] = &[
+    (
+        "M2",
+        GRAPH,
+        "entry \"forward\"",
+        "entry \"forward\" fn %0 (input \"x\", param %0) -> (\"y\") alias [] weight 1\nentry \"forward\"",
+        "entry `forward`: another",
+    ),
+    (
+        "M2",
+        GRAPH,
+        "state %0 \"cache\" : f32[4,5]",
+        "state %0 \"cache\" : f32[4,5]\nstate %1 \"cache\" : f32[1]",
+        "state `cache`",
+    ),
+    ("M4", GRAPH, "\"shape\":[6,8]", "\"shape\":[8,6]", "its source has the shape [8, 6]"),
+    ("M4", GRAPH, "\"shape\":[6,8]", "\"shape\":[6,0]", "a dim is zero"),
+    ("M5", GRAPH, "call(%0, %1) fn %0", "call(%0, %1) fn %1", "`main`: it calls itself"),
+    (
+        "L1",
+        GRAPH,
+        "\"x\" labels (batch, _)",
+        "\"x\" labels (batch, _) sharding [{}, {}]",
+        "no sharding, in a sharded module",
+    ),
+    (
+        "L1",
+        SHARDED,
+        "%4: f32[4,5] sharding [{dp}, {tp:(1)2}]",
+        "%4: f32[4,5]",
+        "%4: it has no sharding and no claim",
+    ),
+    (
+        "L1",
+        SHARDED,
+        "%4: f32[4,5] sharding [{dp}, {tp:(1)2}]",
+        "%4: f32[4,5] sharding [{dp}, {tp:(1)2}] claim %4 sharding [{}, {}] pad (zero, zero)",
+        "in a local module",
+    ),
+    (
+        "L2",
+        SHARDED,
+        "\"cache\" : f32[4,5] sharding [{dp}, {tp:(1)2}]",
+        "\"cache\" : f32[4,5]",
+        "state `cache`: it has no sharding",
+    ),
+    ("L2", LOCAL, "f32[6,8] sharding [{tp}, {}] =", "f32[6,8] =", "parameter `w`: it has no sharding"),
+    (
+        "L3",
+        GRAPH,
+        "unary(%2) \"neg\"",
+        "reshard(%2) sharding [{}, {}]",
+        "reshard does not belong into a graph module",
+    ),
+    (
+        "L3",
+        SHARDED,
+        "unary(%2) \"neg\"",
+        "collective(%2) {\"all_reduce\":{\"axes\":[],\"kind\":\"sum\"}}",
+        "all_reduce does not belong into a sharded",
+    ),
+    (
+        "L3",
+        LOCAL,
+        "mask_tail(%2) {\"axes\":[\"tp:(1)2\"],\"dim\":1,\"global\":5,\"value\":0.0}",
+        "reshard(%2) sharding [{dp}, {tp:(1)2}]",
+        "does not belong into a local",
+    ),
+    (
+        "L3",
+        GRAPH,
+        "  %3: f32[4,8]",
+        "  %5: i32[3] = iota() {\"ty\":{\"dtype\":\"i32\",\"shape\":[3]},\"dim\":0,\"base\":{\"global\":3,\"axes\":[]}}\n  %3: f32[4,8]",
+        "iota does not belong",
+    ),
+    (
+        "L3",
+        SHARDED,
+        "  %4: f32[4,5]",
+        "  send(%3) {\"stage\":0,\"tag\":0}\n  %4: f32[4,5]",
+        "send does not belong",
+    ),
+    ("F3", GRAPH, "unary(%2)", "unary(%4)", "%4 is used before it is defined"),
+    (
+        "F5",
+        GRAPH,
+        "%4: f32[4,5] =",
+        "%4: f32[4,6] =",
+        "unary: the result is declared f32[4,6] but is f32[4,5]",
+    ),
+    ("F5", GRAPH, "\"lhs_contract\":[1]", "\"lhs_contract\":[0]", "dot_general"),
+    ("F5", GRAPH, "\"lhs_contract\":[1]", "\"lhs_contract\":[7]", "dot_general"),
+    ("F5", GRAPH, "unary(%2) \"neg\"", "binary(%2) \"add\"", "takes 2 operands"),
+    (
+        "F5",
+        GRAPH,
+        "unary(%2) \"neg\"",
+        "constant() {\"ty\":{\"dtype\":\"f32\",\"shape\":[4,5]},\"value\":{\"dense\":[1.0]}}",
+        "lists 1 elements",
+    ),
+    ("F5", GRAPH, "unary(%2) \"neg\"", "reshape(%2) [18446744073709551615,4]", "does not hold"),
+    ("F5", GRAPH, "unary(%2) \"neg\"", "transpose(%2) [0,0]", "transpose"),
+    ("F5", LOCAL, "\"dim\":1,\"global\":5", "\"dim\":1,\"global\":8", "no piece of a dim of extent 8"),
+    ("F5", LOCAL, "\"dim\":0,\"global\":3", "\"dim\":0,\"global\":12", "global"),
+    ("F5", LOCAL, "\"kind\":\"sum\",\"global\":3", "\"kind\":\"sum\",\"global\":4", "has not the extent 4"),
+    (
+        "F5",
+        LOCAL,
+        "\"axes\":[\"tp:(1)4\"],\"dim\":1,\"global\":8",
+        "\"axes\":[\"tp:(1)4\"],\"dim\":2,\"global\":8",
+        "no dim 2",
+    ),
+    ("F6", GRAPH, "call(%0, %1) fn %0", "call(%0) fn %0", "takes 2 values and gives 1, called with 1 for 1"),
+    (
+        "F6",
+        GRAPH,
+        "call(%0, %1) fn %0",
+        "call(%0, %2) fn %0",
+        "argument 1 of `layer` is f32[6,8], got f32[4,5]",
+    ),
+    ("F6", GRAPH, "%3: f32[4,8] = call", "%3: f32[8,4] = call", "result 0 of `layer` is f32[4,8]"),
+    ("F7", GRAPH, "labels (batch, _)", "labels (batch)", "1 labels, but f32[4,6] has 2 dims"),
+    (
+        "F8",
+        LOCAL,
+        "\"all_reduce\":{\"axes\":[\"tp:(1)4\"]",
+        "\"all_reduce\":{\"axes\":[\"tp:(1)3\"]",
+        "no axis tp:(1)3",
+    ),
+    (
+        "F8",
+        LOCAL,
+        "\"all_reduce\":{\"axes\":[\"tp:(1)4\"]",
+        "\"all_reduce\":{\"axes\":[\"pp:(1)2\"]",
+        "over pp",
+    ),
+    (
+        "F8",
+        LOCAL,
+        "\"all_reduce\":{\"axes\":[\"tp:(1)4\"]",
+        "\"all_reduce\":{\"axes\":[\"tp:(1)4\",\"tp:(2)2\"]",
+        "share devices",
+    ),
+    (
+        "F8",
+        LOCAL,
+        "\"base\":{\"global\":6",
+        "\"base\":{\"global\":9",
+        "gather: dim 0 is no piece of a dim of extent 9",
+    ),
+    (
+        "F8",
+        LOCAL,
+        "\"global\":6,\"axes\":[\"tp:(1)4\"]",
+        "\"global\":6,\"axes\":[\"tp:(1)8\"]",
+        "no axis tp:(1)8",
+    ),
+    ("F9", LOCAL, "send(%5) {\"stage\":0", "send(%5) {\"stage\":2", "there is no stage 2"),
+    (
+        "F9",
+        LOCAL,
+        "  send(%5)",
+        "  send(%4) {\"stage\":0,\"tag\":1}\n  send(%5)",
+        "another one has stage 0 and tag 1",
+    ),
+    (
+        "F9",
+        LOCAL,
+        "  %3: f32[2,8] \"y\"",
+        "  send(%2) {\"stage\":1,\"tag\":0}\n  %3: f32[2,8] \"y\"",
+        "whole stages",
+    ),
+    (
+        "S1",
+        SHARDED,
+        "%4: f32[4,5] sharding [{dp}, {tp:(1)2}]",
+        "%4: f32[4,5] sharding [{dp}]",
+        "its sharding has 1 dims",
+    ),
+    (
+        "S1",
+        LOCAL,
+        "%3: f32[1,8] claim %3 sharding [{tp}, {}]",
+        "%3: f32[1,8] claim %3 sharding [{tp}]",
+        "its sharding has 1 dims",
+    ),
+    (
+        "S2",
+        SHARDED,
+        "%4: f32[4,5] sharding [{dp}, {tp:(1)2}]",
+        "%4: f32[4,5] sharding [{pp}, {tp:(1)2}]",
+        "over pp",
+    ),
+    (
+        "S3",
+        SHARDED,
+        "%4: f32[4,5] sharding [{dp}, {tp:(1)2}]",
+        "%4: f32[4,5] sharding [{dp}, {dp}]",
+        "share devices",
+    ),
+    (
+        "S3",
+        SHARDED,
+        "%4: f32[4,5] sharding [{dp}, {tp:(1)2}]",
+        "%4: f32[4,5] sharding [{tp}, {tp:(2)2}]",
+        "tp and tp:(2)2 share",
+    ),
+    ("S3", SHARDED, "partial {tp sum}", "partial {tp sum, dp sum}", "share devices"),
+    (
+        "S4",
+        SHARDED,
+        "%2: f32[4,8] \"y\" sharding [{dp}, {}] partial {tp sum}",
+        "%2: f32[4,8] \"y\" sharding [{}, {}] partial {tp sum, dp max}",
+        "several reductions",
+    ),
+    (
+        "S5",
+        SHARDED,
+        "reshard(%2) sharding [{dp}, {}]",
+        "reshard(%2) sharding [{}, {dp}]",
+        "another sharding than it names",
+    ),
+    (
+        "S6",
+        SHARDED,
+        "\"x\" sharding [{dp}, {tp}]",
+        "\"x\" sharding [{tp}, {dp}]",
+        "argument 0 of `layer` is placed [{tp}, {dp}], got [{dp}, {tp}]",
+    ),
+    (
+        "S6",
+        SHARDED,
+        "%3: f32[4,8] sharding [{dp}, {}] = call",
+        "%3: f32[4,8] sharding [{}, {}] = call",
+        "result 0 of `layer` is placed",
+    ),
+    (
+        "S6",
+        LOCAL,
+        "(%0: f32[2,2] claim %0 sharding [{dp}, {tp}] pad (zero, zero)",
+        "(%0: f32[2,2] claim %0 sharding [{dp}, {tp}] pad (zero, any)",
+        "argument 0 of `layer` has zeros in the padding of dim 1 on one side only",
+    ),
+    (
+        "S6",
+        LOCAL,
+        "%3: f32[2,8] \"y\" claim %3 sharding [{dp}, {}] pad (zero, zero)",
+        "%3: f32[2,8] \"y\" claim %3 sharding [{dp}, {}] pad (any, zero)",
+        "result 0 of `layer` has zeros",
+    ),
+    ("S7", LOCAL, "pad (zero) ", "pad (zero, any) ", "padding"),
+    (
+        "S7",
+        LOCAL,
+        "claim %5 sharding [{}, {tp}] pad (any, any)",
+        "claim %5 sharding [{}, {tp}] pad (any)",
+        "the padding of 1 dims",
+    ),
+    (
+        "E1",
+        GRAPH,
+        "(input \"x\", param %0, state %0)",
+        "(input \"x\", param %0)",
+        "2 arguments to a function of 3",
+    ),
+    ("E1", GRAPH, "(\"y\", \"cache\")", "(\"y\")", "names 1 of 2 results"),
+    ("E3", GRAPH, "param %0, state", "input \"x\", state", "two inputs are called `x`"),
+    ("E3", GRAPH, "(\"y\", \"cache\")", "(\"y\", \"y\")", "two results are called `y`"),
+    ("E3", GRAPH, "(input \"x\", param %0, state %0)", "(state %0, param %0, state %0)", "given twice"),
+    (
+        "E4",
+        GRAPH,
+        "state %0 \"cache\" : f32[4,5]",
+        "state %0 \"cache\" : f32[4,6]",
+        "`cache` is f32[4,6], but the function takes f32[4,5]",
+    ),
+    (
+        "E4",
+        SHARDED,
+        "\"w\" : f32[6,8] sharding [{tp}, {}]",
+        "\"w\" : f32[6,8] sharding [{}, {tp}]",
+        "`w` is stored [{}, {tp}], but used [{tp}, {}]",
+    ),
+    ("E4", LOCAL, "state %0 \"cache\" : f32[4,5]", "state %0 \"cache\" : f32[4,7]", "`cache` is f32[2,4]"),
+    ("E5", GRAPH, "alias [(2, 1)]", "alias [(1, 1)]", "not of a state and a result"),
+    ("E5", GRAPH, "alias [(2, 1)]", "alias [(2, 7)]", "not of a state and a result"),
+    ("E5", GRAPH, "alias [(2, 1)]", "alias [(2, 1), (2, 0)]", "aliased twice"),
+    ("E6", GRAPH, "alias [(2, 1)]", "alias [(2, 0)]", "result `y` is the new value of state `cache`"),
+    (
+        "E6",
+        SHARDED,
+        "%4: f32[4,5] sharding [{dp}, {tp:(1)2}] =",
+        "%4: f32[4,5] sharding [{dp}, {}] =",
+        "changes its type or placement",
+    ),
+    (
+        "E6",
+        LOCAL,
+        "claim sum(%4, sum(%2)) sharding [{dp}, {tp:(1)2}] pad (zero, zero)",
+        "claim %4 sharding [{dp}, {tp:(1)2}] pad (zero, any)",
+        "zeros in the padding of dim 1",
+    ),
+    ("E7", GRAPH, "weight 1", "weight -1", "weight -1"),
+    (
+        "E8",
+        SHARDED,
+        "\"w\" : f32[6,8] sharding [{tp}, {}]",
+        "\"w\" : f32[6,8] sharding [{}, {}] partial {tp sum}",
+        "parameter `w`: it is still a partial sum",
+    ),
+    ("E8", SHARDED, "[{dp}, {tp}]", "[{dp}, {}] partial {tp max}", "argument 0: it is still a partial max"),
+];
+
+/// A rule, a text, a change that the text form cannot say, and what the message says.
+type Mutation = (&'static str, &'static str, fn(&mut Module), &'static str);
+
+fn func(m: &mut Module, i: u32) -> &mut Func {
+    &mut m.funcs[FuncId::from_u32(i)]
+}
+
+fn value(i: u32) -> ValueId {
+    ValueId::from_u32(i)
+}
+
+const MUTATIONS: &[Mutation] = &[
+    ("M1", GRAPH, |m| m.mesh.tp = 0, "[1, 2, 1, 1, 0] devices"),
+    ("M1", GRAPH, |m| m.mesh.dp = u32::MAX, "the mesh"),
+    ("M2", GRAPH, |m| drop(m.params.push(m.params[ParamId::from_u32(0)].clone())), "parameter `w`"),
+    (
+        "M3",
+        GRAPH,
+        |m| m.states[StateId::from_u32(0)].ty = Type::f32([4, 0]),
+        "f32[4,0] is empty or too large",
+    ),
+    ("M3", GRAPH, |m| m.params[ParamId::from_u32(0)].ty = Type::f32([1 << 40, 1 << 40]), "too large"),
+    ("M5", GRAPH, |m| func(m, 1).insts[0].op = Op::Call(FuncId::from_u32(9)), "calls fn9"),
+    ("M6", GRAPH, calls_double, "more than 16777216 instructions"),
+    (
+        "L2",
+        GRAPH,
+        |m| m.states[StateId::from_u32(0)].sharding = Some(Sharding::replicated(2)),
+        "has no sharding",
+    ),
+    ("F1", GRAPH, |m| func(m, 0).args.push(value(9)), "function `layer`: it has no value %9"),
+    ("F1", GRAPH, |m| func(m, 0).results.push(value(9)), "function `layer`: it has no value %9"),
+    ("F1", GRAPH, |m| func(m, 0).insts[0].args[1] = value(9), "%2 = dot_general of fc: it has no value %9"),
+    ("F1", GRAPH, |m| func(m, 0).insts[0].results[0] = value(9), "it has no value %9"),
+    ("F2", GRAPH, |m| func(m, 0).args[1] = value(0), "value %0 `x`: it is defined twice"),
+    ("F2", GRAPH, |m| func(m, 1).insts[1].results[0] = value(3), "value %3: it is defined twice"),
+    ("F3", GRAPH, |m| func(m, 0).insts.clear(), "it returns %2, which nothing defines"),
+    ("F4", GRAPH, |m| func(m, 1).values[value(0)].ty = Type::f32([0]), "f32[0] is empty or too large"),
+    ("F4", GRAPH, |m| func(m, 1).values[value(4)].ty = Type::f32([1 << 60]), "too large"),
+    (
+        "F4",
+        LOCAL,
+        |m| func(m, 2).insts[0].op = Op::Recv { stage: 0, tag: 1, ty: Type::f32([0]) },
+        "f32[0] is empty",
+    ),
+    ("F5", GRAPH, |m| func(m, 1).insts[1].results.clear(), "unary: the result is declared  but is f32[4,5]"),
+    ("S4", SHARDED, boolean_partial, "a boolean value cannot be partial"),
+    ("S7", LOCAL, |m| claim(m).term = Term::Sum(vec![]), "a sum of nothing"),
+    (
+        "S7",
+        LOCAL,
+        |m| (0..65).for_each(|_| claim(m).term = Term::Sum(vec![claim(m).term.clone()])),
+        "more than 64 deep",
+    ),
+    ("E1", GRAPH, |m| m.entries[0].func = FuncId::from_u32(9), "its function fn9 does not exist"),
+    ("E2", GRAPH, |m| m.entries[0].args[1] = Role::Param(ParamId::from_u32(9)), "param9 does not exist"),
+    ("E2", GRAPH, |m| m.entries[0].args[2] = Role::State(StateId::from_u32(9)), "state9 does not exist"),
+    ("E7", GRAPH, |m| m.entries[0].weight = f64::NAN, "its weight NaN"),
+    ("E8", SHARDED, partial_result, "result `y`: it is still a partial sum over tp:(1)4"),
+];
+
+/// 2^25 instructions when calls are carried out.
+fn calls_double(m: &mut Module) {
+    let mut last = Func::new("f");
+    let x = last.arg(Type::f32([1]), "x");
+    last.unary(crate::ops::UnaryKind::Neg, x).unwrap();
+    for _ in 0..25 {
+        let id = m.funcs.push(last);
+        last = Func::new("f");
+        let x = last.arg(Type::f32([1]), "x");
+        for _ in 0..2 {
+            last.call(id, &m.funcs[id], &[x], "").unwrap();
+        }
+    }
+    m.funcs.push(last);
+}
+
+fn claim(m: &mut Module) -> &mut Claim {
+    func(m, 1).values[value(4)].claim.as_mut().unwrap()
+}
+
+fn boolean_partial(m: &mut Module) {
+    func(m, 0).values[value(2)].ty.dtype = DType::Bool;
+}
+
+/// The layer gives its product before it is reduced, and `main` gives it on.
+fn partial_result(m: &mut Module) {
+    func(m, 0).results[0] = value(2);
+    let sharding = func(m, 0).values[value(2)].sharding.clone();
+    func(m, 1).values[value(3)].sharding = sharding;
+}
+
+fn module(text: &str) -> Module {
+    parse(text).unwrap_or_else(|d| panic!("{d}\n{text}"))
+}
+
+#[test]
+fn well_formed_modules_pass() {
+    for text in [GRAPH, SHARDED, LOCAL] {
+        verify(&module(text)).unwrap_or_else(|d| panic!("{d}\n{text}"));
+    }
+    verify(&Module::default()).unwrap();
+}
+
+#[test]
+fn each_rule_is_broken_by_a_change() {
+    let mut wrong = Vec::new();
+    let changed = CHANGES.iter().map(|&(rule, text, from, to, says)| {
+        assert!(text.contains(from), "{rule}: nothing to change: {from}");
+        (rule, module(&text.replace(from, to)), says)
+    });
+    let mutated = MUTATIONS.iter().map(|&(rule, text, change, says)| {
+        let mut m = module(text);
+        change(&mut m);
+        (rule, m, says)
+    });
+    for (rule, m, says) in changed.chain(mutated) {
+        match verify(&m) {
+            Err(d) if d.fault == Fault::Input && told(&d).contains(says) => {}
+            other => wrong.push(format!("{rule}: wanted {says}, got {other:?}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Where and why.
+fn told(d: &Diagnostic) -> String {
+    format!("{}: {}", d.place.as_deref().unwrap_or_default(), d.why.as_deref().unwrap_or_default())
+}
+
+#[test]
+fn every_documented_rule_has_a_change() {
+    let tested = |rule: &str| CHANGES.iter().any(|c| c.0 == rule) || MUTATIONS.iter().any(|c| c.0 == rule);
+    let rules: Vec<&str> = include_str!("mod.rs")
+        .lines()
+        .filter_map(|l| l.strip_prefix("//! - **")?.split_once("**").map(|(rule, _)| rule))
+        .collect();
+    assert_eq!(rules.len(), 33, "{rules:?}");
+    assert_eq!(rules.iter().find(|r| !tested(r)), None);
+}
