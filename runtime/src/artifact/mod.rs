@@ -252,6 +252,3 @@ fn parse_program(path: &Path) -> Result<Program, Diagnostic> {
     validate::check_version(head.version)?;
     serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))
 }
-
-#[cfg(test)]
-mod tests;

@@ -3,7 +3,7 @@
 use super::fixture::*;
 use crate::{Generation, NoWeights, Options, Sampling, Session, generate};
 use pcc_ir::program::*;
-use pcc_ir::{Axis, DType, Sharding, Type};
+use pcc_ir::{Axis, DType, Type};
 
 const VOCAB: usize = 13;
 const SEQ: usize = 12;

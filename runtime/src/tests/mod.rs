@@ -2,7 +2,9 @@
 
 pub(crate) mod fixture;
 
+mod artifacts;
 mod collectives;
 mod failures;
 mod generation;
+mod hostile;
 mod pipelines;
