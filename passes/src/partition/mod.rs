@@ -26,6 +26,9 @@ mod local;
 mod reshard;
 mod time;
 
+#[cfg(test)]
+mod tests;
+
 pub use reshard::{Step, plan};
 
 pub(crate) use layout::{Cuts, merge_group, same_layout, same_split};

@@ -107,6 +107,11 @@ fn sum_over(op: Option<Op>) -> Option<Vec<AxisRef>> {
     }
 }
 
+/// Whether an op of operands that are partial so gives a partial sum, as the op itself says.
+fn is_linear(op: &Op, args: &[Option<ReduceKind>]) -> bool {
+    op.partial_rule(args) == Some(Some(ReduceKind::Sum))
+}
+
 /// Axes, dim and extent of a slice, gather or scatter.
 fn split_of(op: Option<Op>) -> Option<(Vec<AxisRef>, usize, usize)> {
     match op? {
@@ -209,6 +214,7 @@ fn sums() -> Vec<Rule> {
             rules.push(rule(&format!("{name}-before-{reduction}"), &pattern, "?a ?x ?y", move |f| {
                 let (reduction, x, y) = (f.attr(0)?, f.id(1)?, f.id(2)?);
                 sum_over(Some(reduction.clone()))?;
+                is_linear(&Op::Binary(kind), &[Some(ReduceKind::Sum); 2]).then_some(())?;
                 f.facts(1)?.same_layout(&f.facts(2)?).then_some(())?;
                 let partial = f.add(&Op::Binary(kind), &[x, y])?;
                 f.add(&reduction, &[partial])
@@ -237,21 +243,21 @@ fn sums() -> Vec<Rule> {
 /// Linear ops commute with reductions of sums.
 fn linear() -> Vec<Rule> {
     let scaled = [
-        ("scale-before-all-reduce", "(mul (all-reduce ?a ?x) ?r)", BinaryKind::Mul),
-        ("scaled-before-all-reduce", "(mul ?r (all-reduce ?a ?x))", BinaryKind::Mul),
-        ("divide-before-all-reduce", "(div (all-reduce ?a ?x) ?r)", BinaryKind::Div),
+        ("scale-before-all-reduce", "(mul (all-reduce ?a ?x) ?r)"),
+        ("scaled-before-all-reduce", "(mul ?r (all-reduce ?a ?x))"),
     ];
     let mut rules: Vec<_> = scaled
         .into_iter()
-        .map(|(name, pattern, kind)| {
+        .map(|(name, pattern)| {
             // Only by a factor that is the same on all devices of the group.
-            rule(name, pattern, "?a ?x ?r", move |f| {
+            rule(name, pattern, "?a ?x ?r", |f| {
+                let mul = Op::Binary(BinaryKind::Mul);
                 let (reduction, x, r) = (f.attr(0)?, f.id(1)?, f.id(2)?);
                 let axes = sum_over(Some(reduction.clone()))?;
                 let factor = f.facts(2)?.sharding;
-                f.facts(1)?.dtype.is_float().then_some(())?;
                 factor.axes().all(|b| axes.iter().all(|a| !a.overlaps(b))).then_some(())?;
-                let partial = f.add(&Op::Binary(kind), &[x, r])?;
+                is_linear(&mul, &[Some(ReduceKind::Sum), None]).then_some(())?;
+                let partial = f.add(&mul, &[x, r])?;
                 f.add(&reduction, &[partial])
             })
         })
@@ -260,6 +266,7 @@ fn linear() -> Vec<Rule> {
     rules.push(rule("linear-before-all-reduce", "(linear ?l (all-reduce ?a ?x))", "?l ?a ?x", |f| {
         let (linear, reduction, x) = (f.attr(0)?, f.attr(1)?, f.id(2)?);
         sum_over(Some(reduction.clone()))?;
+        is_linear(&linear, &[Some(ReduceKind::Sum)]).then_some(())?;
         let partial = f.add(&linear, &[x])?;
         f.add(&reduction, &[partial])
     }));

@@ -3,7 +3,7 @@
 use crate::rng::Rng;
 use crate::sharded::Builder;
 use pcc_ir::ops::*;
-use pcc_ir::{DType, Mesh, Op, ReduceKind, Type, ValueId};
+use pcc_ir::{DType, Mesh, Op, ReduceKind, Sharding, Type, ValueId};
 
 /// Elements of the largest value.
 const LARGEST: usize = 500;
@@ -29,6 +29,43 @@ pub fn random(rng: Rng, mesh: Mesh, name: &str, count: usize) -> Builder {
         b.arg(Type::f32(shape));
     }
     grow(&mut b, count);
+    b
+}
+
+/// A function of sums of products: partials are reduced, scaled, moved, added and split, so that reductions can be merged.
+pub fn linear(rng: Rng, mesh: Mesh, name: &str, count: usize) -> Builder {
+    let mut b = Builder::new(rng, mesh, name);
+    let shape = shape(&mut b.rng, 2, 2);
+    b.steady = 97;
+    let axis = b.any_axis();
+    let mut live = vec![b.arg(Type::f32(shape.clone()))];
+    for _ in 0..count {
+        let (x, y) = (b.rng.pick(&live), b.rng.pick(&live));
+        let v = match b.rng.below(8) {
+            0..=2 => {
+                let v = b.product(shape[0], 6, shape[1], axis);
+                let reduced = if b.rng.chance(70) { Sharding::replicated(2) } else { b.any_sharding(2) };
+                if b.rng.chance(80) { b.reshard(v, reduced) } else { v }
+            }
+            3..=4 => b.op(Op::Binary(BinaryKind::Add), &[x, y]),
+            5 => b.op(Op::Binary(BinaryKind::Sub), &[x, y]),
+            6 => {
+                let kind = b.rng.pick(&[BinaryKind::Mul, BinaryKind::Div]);
+                let by = b.op(
+                    Op::Constant(Constant { ty: Type::f32(shape.clone()), value: Literal::Splat(2.0) }),
+                    &[],
+                );
+                b.op(Op::Binary(kind), &[x, by])
+            }
+            _ => b.op(Op::Unary(UnaryKind::Neg), &[x]),
+        };
+        live.push(v);
+    }
+    let last: Vec<_> = live.iter().rev().take(4).copied().collect();
+    let sum = last.into_iter().reduce(|x, y| b.op(Op::Binary(BinaryKind::Add), &[x, y]));
+    if let Some(sum) = sum {
+        b.op(Op::Unary(UnaryKind::Tanh), &[sum]);
+    }
     b
 }
 

@@ -13,14 +13,14 @@ use oracle::{arguments, check_claims, compare};
 use pcc_ir::eval::{Tensor, eval_func, eval_spmd, shard, unshard};
 use pcc_ir::graph::{Entry, Role};
 use pcc_ir::ops::{BinaryKind, Collective, Op};
-use pcc_ir::{FuncId, Module, Type};
+use pcc_ir::{FuncId, Module, Term, Type};
 use pcc_passes::{partition, rewrite, verify};
 use rng::Rng;
 use sharded::Builder;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-const SEEDS: std::ops::Range<u64> = 0..280;
+const SEEDS: std::ops::Range<u64> = 0..320;
 
 /// How often each thing occurred, so that the test cannot come to nothing unseen.
 type Counts = BTreeMap<&'static str, usize>;
@@ -46,7 +46,9 @@ fn random_partitions_equal_the_reference() {
     for kind in ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shard_slice", "mask_tail"] {
         assert!(alone || counts.get(kind).is_some_and(|&n| n >= 40), "too few {kind}: {counts:?}");
     }
-    assert!(alone || counts.get("rewritten").is_some_and(|&n| n >= 5), "too few rewrites: {counts:?}");
+    for kind in ["rewritten", "sums of terms"] {
+        assert!(alone || counts.get(kind).is_some_and(|&n| n >= 5), "too few {kind}: {counts:?}");
+    }
 }
 
 /// One function, all results of its last ops.
@@ -54,7 +56,10 @@ fn single(seed: u64, counts: &mut Counts) -> Result<(), String> {
     let mut rng = Rng::new(seed);
     let mesh = sharded::mesh(&mut rng);
     let count = rng.within(3, 9);
-    let mut b = graph::random(rng, mesh, "main", count);
+    let mut b = match seed % 4 {
+        2 => graph::linear(rng, mesh, "main", count),
+        _ => graph::random(rng, mesh, "main", count),
+    };
     let made: Vec<_> =
         b.f.insts.iter().filter(|i| !matches!(i.op, Op::Reshard(_))).map(|i| i.results[0]).collect();
     b.f.results = made.iter().rev().take(3).copied().collect();
@@ -135,6 +140,8 @@ fn run(
         *counts.entry("rewritten").or_default() += usize::from(r.after < r.before);
         *counts.entry("with a gap").or_default() += usize::from(r.gap > 0.0);
     }
+    let claims = local.funcs.values().flat_map(|f| f.values.values()).filter_map(|v| v.claim.as_ref());
+    *counts.entry("sums of terms").or_default() += claims.filter(|c| matches!(c.term, Term::Sum(_))).count();
     for (id, args) in funcs {
         check_claims(sharded, &local, *id, args).map_err(|e| format!("rewritten: {e}"))?;
     }

@@ -2,6 +2,7 @@
 //! where the op may run on them, reshards (also detours) in between.
 
 use crate::rng::Rng;
+use pcc_ir::ops::DotGeneral;
 use pcc_ir::rule::Split;
 use pcc_ir::{Axis, AxisRef, Func, Mesh, Op, ReduceKind, Rule, Sharding, Type, ValueId};
 
@@ -12,6 +13,8 @@ pub struct Builder {
     pub ranges: Vec<(ValueId, i64, i64)>,
     /// Ways to cut the mesh into axes; each op uses one.
     views: Vec<Vec<AxisRef>>,
+    /// How often, in percent, an op takes its operands as they are placed rather than as it pleases.
+    pub steady: usize,
 }
 
 /// A random mesh of at most 12 devices a stage.
@@ -55,7 +58,7 @@ fn views(mesh: &Mesh) -> Vec<Vec<AxisRef>> {
 
 impl Builder {
     pub fn new(rng: Rng, mesh: Mesh, name: &str) -> Self {
-        Self { rng, f: Func::new(name), ranges: Vec::new(), views: views(&mesh) }
+        Self { rng, f: Func::new(name), ranges: Vec::new(), views: views(&mesh), steady: 65 }
     }
 
     pub fn sharding(&self, v: ValueId) -> &Sharding {
@@ -88,12 +91,34 @@ impl Builder {
         v
     }
 
+    /// The last axis of one way to cut the mesh.
+    pub fn any_axis(&mut self) -> AxisRef {
+        let view = self.rng.pick(&self.views);
+        view[view.len() - 1]
+    }
+
+    /// A product of two new arguments whose depth `axis` splits: a partial sum over it.
+    pub fn product(&mut self, rows: usize, depth: usize, columns: usize, axis: AxisRef) -> ValueId {
+        let (a, w) = (self.arg(Type::f32([rows, depth])), self.arg(Type::f32([depth, columns])));
+        let mut s = [Sharding::replicated(2), Sharding::replicated(2)];
+        s[0].dims[1].push(axis);
+        s[1].dims[0].push(axis);
+        let [sa, sw] = s;
+        let args = vec![self.reshard(a, sa), self.reshard(w, sw)];
+        let (lhs_contract, rhs_contract) = (vec![1], vec![0]);
+        let dot = DotGeneral { lhs_batch: vec![], rhs_batch: vec![], lhs_contract, rhs_contract };
+        let v = self.f.push(Op::DotGeneral(dot), args, vec![Type::f32([rows, columns])], "")[0];
+        let partial = vec![(axis, ReduceKind::Sum)];
+        self.f.values[v].sharding = Some(Sharding { partial, ..Sharding::replicated(2) });
+        v
+    }
+
     pub fn reshard(&mut self, v: ValueId, to: Sharding) -> ValueId {
         if *self.sharding(v) == to {
             return v;
         }
         let mut v = v;
-        if self.rng.chance(15) && to.partial.is_empty() {
+        if self.rng.chance(15) && to.partial.is_empty() && self.steady < 90 {
             let way = self.any_sharding(to.dims.len());
             v = self.reshard_once(v, way);
         }
@@ -114,12 +139,13 @@ impl Builder {
         let results = op.infer(&types).expect("the op fits");
         let rule = op.rule(&types, &results.iter().collect::<Vec<_>>());
         let mut split = vec![Vec::new(); rule.factors.len()];
-        if self.rng.chance(65) {
+        let steady = self.rng.chance(self.steady);
+        if steady {
             self.follow(args, &rule, &mut split);
         }
         let view = self.rng.pick(&self.views);
         for a in self.rng.shuffled(&view) {
-            if rule.factors.is_empty() || self.rng.chance(40) {
+            if rule.factors.is_empty() || self.rng.chance(if steady { self.steady } else { 35 }) {
                 continue;
             }
             let f = self.rng.below(rule.factors.len());
@@ -135,7 +161,7 @@ impl Builder {
         let v = self.f.push(op, args, results, "")[0];
         let partial = !made.partial.is_empty();
         self.f.values[v].sharding = Some(made);
-        if partial && self.rng.chance(40) {
+        if partial && self.rng.chance(40) && self.steady < 90 {
             let reduced = self.any_sharding(self.f.ty(v).rank());
             return self.reshard(v, reduced);
         }
