@@ -124,7 +124,7 @@ pub struct Kernel {
 pub struct KernelArgs {
     /// One base pointer per access.
     pub ptrs: *const *mut u8,
-    /// `rank` extents.
+    /// `rank` extents, each at least 0; of the row dims at least 1 where there are rows to run.
     pub extents: *const i64,
     /// `accesses * rank` strides, in elements.
     pub strides: *const i64,

@@ -186,13 +186,13 @@ impl RowEval<'_, '_> {
         let rank = self.kernel.rank as usize;
         let strides = &self.data.strides[access as usize * rank..][..rank];
         let mut at = i128::from(extra);
-        for dim in 0..rank {
+        for (dim, (&stride, &index)) in strides.iter().zip(&self.index).enumerate() {
             let stride = match lane {
                 Lane::Unit if dim + 1 == rank => 1,
                 Lane::Broadcast if dim + 1 == rank => 0,
-                _ => strides[dim],
+                _ => stride,
             };
-            at += i128::from(stride) * i128::from(self.index[dim]);
+            at += i128::from(stride) * i128::from(index);
         }
         let (buffer, base) = self.data.bases[access as usize];
         let bytes = dtype.bytes();
