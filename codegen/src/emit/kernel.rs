@@ -10,6 +10,9 @@ use inkwell::values::{FunctionValue, IntValue, PointerValue};
 use pcc_ir::kernel::{Kernel, Lane, Node};
 use pcc_ir::kernel_check::KernelInfo;
 
+/// What a turn of a loop gives: the next values, and whether to go on.
+type Turn<'c> = (Vec<V<'c>>, V<'c>);
+
 pub(super) struct Emitter<'a, 'c> {
     pub ir: &'a Ir<'c>,
     pub kernel: &'a Kernel,
@@ -105,7 +108,7 @@ impl<'a, 'c> Emitter<'a, 'c> {
         &self,
         guard: Option<V<'c>>,
         first: &[V<'c>],
-        body: &mut dyn FnMut(&[V<'c>]) -> (Vec<V<'c>>, V<'c>),
+        body: &mut dyn FnMut(&[V<'c>]) -> Turn<'c>,
     ) -> Vec<V<'c>> {
         let ir = self.ir;
         let (head, done) = (ir.block(self.function, "loop"), ir.block(self.function, "done"));

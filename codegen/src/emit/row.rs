@@ -126,8 +126,8 @@ impl<'c> Emitter<'_, 'c> {
                 self.kernel.nodes[i].operands().iter().for_each(|&o| needed[o as usize] = true);
             }
         }
-        for i in 0..needed.len() {
-            if needed[i] && row.values[i].is_none() {
+        for (i, _) in needed.iter().enumerate().filter(|&(_, &n)| n) {
+            if row.values[i].is_none() {
                 row.values[i] = Some(self.row_node(row, i as NodeId));
             }
         }

@@ -198,7 +198,7 @@ fn constants_scalars_indices_and_select() {
         scalars: vec![33],
     };
     check_all(std::slice::from_ref(&case), 0.0);
-    let got = case.run(&compile(&[k], cpus()[0].clone()), 0, &[0..5]).remove(0);
+    let got = case.run(&compile(&[k], cpus()[0].clone()), 0, &[0, 5]).remove(0);
     for (at, bytes) in got.chunks(4).enumerate() {
         let (i, j) = (at / 40, at % 40);
         let want = if j * 2 < 33 { i as f64 + 1.5 } else { -2.0 };

@@ -5,7 +5,6 @@ use pcc_ir::codegen_protocol::{Cpu, Request};
 use pcc_ir::kernel::{Access, At, Kernel, KernelArgs, Lane, Node, Store};
 use pcc_ir::kernel_eval::{KernelData, eval_kernel};
 use pcc_ir::types::DType;
-use std::ops::Range;
 
 type Function = unsafe extern "C" fn(*const KernelArgs, i64, i64);
 
@@ -95,8 +94,8 @@ impl Case {
         self.extents[..self.extents.len() - 1].iter().product()
     }
 
-    /// Buffers after the code has run the row ranges one after the other.
-    pub fn run(&self, code: &Code, index: usize, ranges: &[Range<i64>]) -> Vec<Vec<u8>> {
+    /// Buffers after the code has run the rows from each cut to the next.
+    pub fn run(&self, code: &Code, index: usize, cuts: &[i64]) -> Vec<Vec<u8>> {
         let memory: Vec<Guarded> = self.buffers.iter().map(|b| Guarded::new(b)).collect();
         let ptrs: Vec<*mut u8> = memory.iter().map(Guarded::start).collect();
         let args = KernelArgs {
@@ -105,9 +104,9 @@ impl Case {
             strides: self.strides.as_ptr(),
             scalars: self.scalars.as_ptr(),
         };
-        for range in ranges {
+        for range in cuts.windows(2) {
             // SAFETY: the tables outlive the call; whether the accesses are in range is what is tested.
-            unsafe { code.functions[index](&args, range.start, range.end) };
+            unsafe { code.functions[index](&args, range[0], range[1]) };
         }
         memory.iter().map(|m| m.bytes().to_vec()).collect()
     }
@@ -147,10 +146,10 @@ impl Case {
     /// interpreter but for the tolerance (relative to the larger of 1 and the value).
     pub fn check(&self, code: &Code, index: usize, tolerance: f64) {
         let rows = self.rows();
-        let got = self.run(code, index, &[0..rows]);
+        let got = self.run(code, index, &[0, rows]);
         self.compare(&got, &self.expected(), tolerance);
         for cut in (1..rows).step_by((rows / 5).max(1) as usize) {
-            let cut_got = self.run(code, index, &[0..cut, cut..rows]);
+            let cut_got = self.run(code, index, &[0, cut, rows]);
             assert!(got == cut_got, "bits depend on a cut at row {cut}\n{self:?}");
         }
     }

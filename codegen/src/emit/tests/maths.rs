@@ -32,7 +32,7 @@ fn map(nodes: &[Node], inputs: &[&[f32]]) -> Vec<f32> {
     let columns: Vec<Vec<f64>> = inputs.iter().map(|c| c.iter().map(|&x| f64::from(x)).collect()).collect();
     let case = flat(k.clone(), inputs[0].len(), &columns);
     let results =
-        cpus().map(|cpu| case.run(&compile(std::slice::from_ref(&k), cpu), 0, &[0..1]).pop().unwrap());
+        cpus().map(|cpu| case.run(&compile(std::slice::from_ref(&k), cpu), 0, &[0, 1]).pop().unwrap());
     let floats = results
         .map(|bytes| bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect::<Vec<_>>());
     for (i, (a, b)) in floats[0].iter().zip(&floats[1]).enumerate() {
