@@ -1,6 +1,6 @@
 //! One function to its local form.
 
-use super::layout::{Cuts, overlap, same_layout, same_split};
+use super::layout::{Cuts, overlap, same_layout};
 use super::reshard::plan;
 use super::{Boundaries, Boundary};
 use crate::cost::Cluster;
@@ -217,7 +217,10 @@ impl Builder<'_> {
         let types: Vec<_> = inst.args.iter().map(|&v| self.src.ty(v)).collect();
         let result_types: Vec<_> = inst.results.iter().map(|&v| self.src.ty(v)).collect();
         let rule = inst.op.rule(&types, &result_types);
-        let (split, partial) = self.split(inst, &rule).map_err(|(v, why)| self.fault(v, Some(inst), why))?;
+        let split = self.split(inst, &rule)?;
+        let placed = inst.args.iter().map(|&v| self.sharding(v)).collect::<Result<Vec<_>, _>>()?;
+        let partial =
+            self.passing_partials(inst, &placed).map_err(|why| self.fault(first, Some(inst), why))?;
         for (i, &r) in inst.results.iter().enumerate() {
             let mut made = rule.result_sharding(i, &split);
             made.partial.extend(&partial);
@@ -249,32 +252,16 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// How the shardings around an op split its factors, and the partials that pass through it.
-    fn split(
-        &self,
-        inst: &Inst,
-        rule: &Rule,
-    ) -> Result<(Split, Vec<(AxisRef, ReduceKind)>), (ValueId, String)> {
-        let of = |vs: &[ValueId]| {
-            vs.iter()
-                .map(|&v| self.sharding(v).map_err(|d| (v, d.to_string())))
-                .collect::<Result<Vec<_>, _>>()
-        };
+    /// How the shardings around an op split its factors.
+    fn split(&self, inst: &Inst, rule: &Rule) -> Result<Split, Diagnostic> {
+        let of = |vs: &[ValueId]| vs.iter().map(|&v| self.sharding(v)).collect::<Result<Vec<_>, _>>();
         let (args, results) = (of(&inst.args)?, of(&inst.results)?);
-        let blame = inst.results[0];
-        let name = inst.op.name();
-        let split = rule
-            .split_from(&args, &results)
-            .ok_or_else(|| (blame, format!("{name} wants one split of dims that are split differently")))?;
-        for (i, s) in args.iter().enumerate() {
-            let wanted = rule.operand_sharding(i, &split);
-            let shape = &self.src.ty(inst.args[i]).shape;
-            let same = |d: usize| same_split(shape[d], &wanted.dims[d], &s.dims[d]);
-            if wanted.dims.len() != s.dims.len() || !(0..s.dims.len()).all(same) {
-                return Err((inst.args[i], format!("{name} needs it laid out otherwise")));
-            }
-        }
-        Ok((split, self.passing_partials(inst, &args).map_err(|why| (blame, why))?))
+        rule.split_from(&args, &results).ok_or_else(|| {
+            let texts: Vec<_> = args.iter().map(|s| s.text(&self.module.mesh)).collect();
+            let name = inst.op.name();
+            let why = format!("{name} has no split for operands laid out as {}", texts.join(" and "));
+            self.fault(inst.results[0], Some(inst), why)
+        })
     }
 
     /// The partials of the results that come from partial operands.

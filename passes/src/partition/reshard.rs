@@ -61,6 +61,9 @@ struct Search<'a> {
     goal: Sharding,
 }
 
+/// The least cost found of each sharding, and the step that leads to it from the sharding before.
+type Best = BTreeMap<Sharding, (f64, Option<(Sharding, Op)>)>;
+
 /// An order of costs: they are finite and not negative, so their bits compare as they do.
 fn key(cost: f64) -> u64 {
     cost.to_bits()
@@ -80,7 +83,7 @@ impl<'a> Search<'a> {
     }
 
     fn run(&self, cluster: &Cluster, mesh: &Mesh) -> Result<Vec<Step>, String> {
-        let mut best: BTreeMap<Sharding, (f64, Option<(Sharding, Op)>)> = BTreeMap::new();
+        let mut best = Best::new();
         let mut queue = BinaryHeap::new();
         best.insert(self.start.clone(), (0.0, None));
         queue.push(Reverse((key(0.0), self.start.clone())));
@@ -104,7 +107,7 @@ impl<'a> Search<'a> {
         Err("no sequence of collectives leads to the sharding asked for".to_owned())
     }
 
-    fn path(&self, best: &BTreeMap<Sharding, (f64, Option<(Sharding, Op)>)>, goal: Sharding) -> Vec<Step> {
+    fn path(&self, best: &Best, goal: Sharding) -> Vec<Step> {
         let mut steps = Vec::new();
         let mut at = goal;
         while let Some((_, Some((before, op)))) = best.get(&at) {

@@ -13,7 +13,7 @@ use egg::{Id, Language};
 use pcc_ir::Mesh;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Steps of branch and bound a part.
+/// Steps of branch and bound a part; a layer needs a few hundred.
 const BUDGET: usize = 50_000;
 
 /// One chosen node a class.
@@ -35,6 +35,8 @@ struct Class {
 
 pub struct Extractor {
     classes: BTreeMap<Id, Class>,
+    /// Steps of branch and bound a part.
+    budget: usize,
 }
 
 impl Extractor {
@@ -56,7 +58,7 @@ impl Extractor {
             let least = nodes.first().map_or(0.0, |n| n.0);
             classes.insert(class.id, Class { nodes, least });
         }
-        Self { classes }
+        Self { classes, budget: BUDGET }
     }
 
     /// Cost of what `roots` need under a choice.
@@ -201,7 +203,7 @@ impl Search<'_> {
             if bound >= self.best_cost {
                 continue;
             }
-            if self.steps >= BUDGET {
+            if self.steps >= self.extractor.budget {
                 self.cut = self.cut.min(bound);
                 continue;
             }
@@ -230,4 +232,108 @@ fn cyclic(chosen: &Choice, start: Id) -> bool {
         }
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::language::{Facts, Opaque, Placement, add_op};
+    use super::*;
+    use cranelift_entity::EntityRef;
+    use pcc_ir::ops::{BinaryKind, Op, UnaryKind};
+    use pcc_ir::{DType, Sharding, ValueId};
+
+    /// A few numbers in a row (an LCG): which ops, on what.
+    struct Draw(u64);
+
+    impl Draw {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) as usize % n
+        }
+    }
+
+    /// Random sums and negations of three leaves, some of them said to be equal.
+    fn graph(seed: u64) -> (Graph, Vec<Id>, Choice) {
+        let mut draw = Draw(seed);
+        let mut g = Graph::new(Placement::default());
+        let mut ids = Vec::new();
+        for i in 0..3 {
+            let (shape, sharding) = (vec![64, 64], Sharding::replicated(2));
+            let original = Some(ValueId::new(i as usize));
+            g.analysis.leaves.push(Facts { dtype: DType::F32, shape, sharding, term: None, original });
+            ids.push(g.add(Dist::Opaque(Opaque(i))));
+        }
+        let mut nodes: Vec<(Id, Op, Vec<Id>)> = Vec::new();
+        for _ in 0..9 {
+            let (a, b) = (ids[draw.below(ids.len())], ids[draw.below(ids.len())]);
+            let (op, args) = match draw.below(3) {
+                0 => (Op::Unary(UnaryKind::Neg), vec![a]),
+                1 => (Op::Binary(BinaryKind::Add), vec![a, b]),
+                _ => (Op::Binary(BinaryKind::Mul), vec![a, b]),
+            };
+            let id = add_op(&mut g, &op, &args).unwrap();
+            nodes.push((id, op, args));
+            ids.push(id);
+        }
+        for _ in 0..3 {
+            g.union(ids[3 + draw.below(9)], ids[3 + draw.below(9)]);
+        }
+        g.rebuild();
+        let mut current = Choice::new();
+        let firsts = ids[..3].iter().map(|&id| (id, None)).chain(nodes.iter().map(|n| (n.0, Some(n))));
+        for (id, node) in firsts {
+            let found =
+                g[id].nodes.iter().map(|n| n.clone().map_children(|c| g.find(c))).find(|n| match node {
+                    None => matches!(n, Dist::Opaque(_)),
+                    Some((_, op, args)) => {
+                        op_of(&g, n).as_ref() == Some(op)
+                            && operands(n) == args.iter().map(|&a| g.find(a)).collect::<Vec<_>>()
+                    }
+                });
+            current.entry(g.find(id)).or_insert(found.unwrap());
+        }
+        let roots = [g.find(ids[11]), g.find(ids[10])].to_vec();
+        (g, roots, current)
+    }
+
+    /// The least cost over every acyclic choice.
+    fn exhaustive(e: &Extractor, chosen: &mut Choice, mut open: Vec<Id>) -> f64 {
+        while open.last().is_some_and(|id| chosen.contains_key(id)) {
+            open.pop();
+        }
+        let Some(id) = open.pop() else { return 0.0 };
+        let mut least = f64::INFINITY;
+        for (own, node) in &e.classes[&id].nodes {
+            chosen.insert(id, node.clone());
+            if !cyclic(chosen, id) {
+                let more = open.iter().chain(operands(node)).copied().collect();
+                least = least.min(own + exhaustive(e, chosen, more));
+            }
+            chosen.remove(&id);
+        }
+        least
+    }
+
+    #[test]
+    fn the_choice_is_the_cheapest_there_is_or_the_gap_says_so() {
+        let (mut improved, mut gaps) = (0, 0);
+        for seed in 0..150 {
+            let (g, roots, current) = graph(seed);
+            let mut e = Extractor::new(&g, &Cluster::a100(), &Mesh::default());
+            let least = exhaustive(&e, &mut Choice::new(), roots.clone());
+            let found = e.extract(&roots, &current);
+            assert!(
+                (found.cost - least).abs() < 1e-15 && found.gap == 0.0,
+                "seed {seed}: {} {least}",
+                found.cost
+            );
+            assert!((e.cost(&found.choice, &roots) - least).abs() < 1e-15, "seed {seed}");
+            improved += usize::from(least < e.cost(&current, &roots));
+            e.budget = 0;
+            let hasty = e.extract(&roots, &current);
+            assert!(hasty.cost - hasty.gap <= least + 1e-15 && least <= hasty.cost + 1e-15, "seed {seed}");
+            gaps += usize::from(hasty.gap > 0.0);
+        }
+        assert!(improved > 10 && gaps > 10, "{improved} improved, {gaps} gaps");
+    }
 }
