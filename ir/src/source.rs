@@ -85,7 +85,9 @@ impl ParamSource {
             return wrong("a dim is zero or the number of elements overflows".into());
         }
         match &self.values {
-            Values::Constant(_) => Ok(()),
+            Values::Constant(value) if value.is_finite() => Ok(()),
+            // JSON has no such number: the artifact could not be read back.
+            Values::Constant(value) => wrong(format!("the constant {value} is not finite")),
             Values::Random(random) if random.scale.is_finite() => Ok(()),
             Values::Random(random) => wrong(format!("the scale {} is not finite", random.scale)),
             Values::Tensor(view) => match view.check() {
@@ -207,6 +209,7 @@ mod tests {
         assert!(ParamSource::zeros([0, 2]).validate().is_err());
         assert!(ParamSource::zeros([usize::MAX, 2]).validate().is_err());
         assert!(ParamSource::random([2], 1, "w", f32::NAN).validate().is_err());
+        assert!(ParamSource::constant([2], f32::INFINITY).validate().is_err());
         let Values::Tensor(mut view) = good.values.clone() else { unreachable!() };
         view.offset = 1;
         assert!(ParamSource::tensor(view).validate().is_err(), "the last index is outside");
