@@ -76,9 +76,6 @@ impl KernelBuilder {
         self.extents[dim]
     }
 
-    pub fn node_count(&self) -> usize {
-        self.nodes.len()
-    }
 
     /// Adds a node, or finds the equal one.
     pub fn node(&mut self, node: Node) -> NodeId {
@@ -174,9 +171,6 @@ impl KernelBuilder {
         (self.accesses.len() - 1) as AccessId
     }
 
-    pub fn access_count(&self) -> usize {
-        self.accesses.len()
-    }
 
     pub fn load(&mut self, access: AccessId) -> NodeId {
         self.node(Node::Load(access))
@@ -194,15 +188,17 @@ impl KernelBuilder {
         let lane = self.lane();
         let mut accesses = Vec::new();
         let (mut ptrs, mut strides) = (Vec::new(), Vec::new());
-        for a in &self.accesses {
+        for (i, a) in self.accesses.iter().enumerate() {
             let kind = match a.strides[lane] {
                 0 => Lane::Broadcast,
                 1 => Lane::Unit,
                 _ => Lane::Strided,
             };
-            // A one-element lane is a unit one for per-element stores.
-            let kind =
-                if a.write && self.extents[lane] == 1 && !self.has_row_reduce { Lane::Unit } else { kind };
+            // A lane of one element is a unit one to whoever writes it.
+            let kind = if a.write && self.extents[lane] == 1 { Lane::Unit } else { kind };
+            // A store at a run-time index may move along the lane by that index alone.
+            let indexed = self.stores.iter().any(|s| s.access as usize == i && s.at.is_some());
+            let kind = if indexed && kind == Lane::Broadcast { Lane::Strided } else { kind };
             accesses.push(Access { dtype: a.dtype, lane: kind, write: a.write });
             ptrs.push((a.buf, a.offset));
             strides.extend_from_slice(&a.strides);
