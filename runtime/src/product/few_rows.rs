@@ -3,16 +3,18 @@
 //! Every element of c is a sum over k in a fixed order, so columns can be cut anywhere.
 
 use super::{Side, Tile};
+use std::arch::x86_64::{
+    _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_ps, _mm512_reduce_add_ps,
+    _mm512_setzero_ps,
+};
 use std::cell::RefCell;
 
 /// Columns worked on at a time when b's rows are contiguous: c stays in the first-level cache.
 const COLUMNS: usize = 2048;
 /// Rows of b read together.
 const STREAMS: usize = 8;
-/// Lanes of one accumulator of a dot product.
+/// Lanes of a register.
 const LANES: usize = 16;
-/// Columns whose dot products run together.
-const DOTS: usize = 4;
 
 thread_local! {
     /// alpha * a, row-major.
@@ -39,12 +41,11 @@ pub(super) unsafe fn run(t: &Tile) -> bool {
         }
         // SAFETY: the caller's promise, and the features are checked right here.
         unsafe {
-            if is_x86_feature_detected!("avx512f") {
-                if by_rows { rows_avx512(t, scaled) } else { dots_avx512(t, scaled) }
-            } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                if by_rows { rows_avx2(t, scaled) } else { dots_avx2(t, scaled) }
-            } else {
-                return false;
+            match (is_x86_feature_detected!("avx512f"), is_x86_feature_detected!("fma"), by_rows) {
+                (true, true, true) => rows_avx512(t, scaled),
+                (true, _, false) => dots(t, scaled),
+                (false, true, true) if is_x86_feature_detected!("avx2") => rows_avx2(t, scaled),
+                _ => return false,
             }
         }
         true
@@ -69,22 +70,6 @@ unsafe fn rows_avx512(t: &Tile, a: &[f32]) {
 unsafe fn rows_avx2(t: &Tile, a: &[f32]) {
     // SAFETY: the caller's promise.
     unsafe { rows(t, a) }
-}
-
-/// # Safety
-/// As [`super::run`], and the machine has AVX-512F.
-#[target_feature(enable = "avx512f,fma")]
-unsafe fn dots_avx512(t: &Tile, a: &[f32]) {
-    // SAFETY: the caller's promise.
-    unsafe { dots(t, a) }
-}
-
-/// # Safety
-/// As [`super::run`], and the machine has AVX2 and FMA.
-#[target_feature(enable = "avx2,fma")]
-unsafe fn dots_avx2(t: &Tile, a: &[f32]) {
-    // SAFETY: the caller's promise.
-    unsafe { dots(t, a) }
 }
 
 /// c row += a element * b row, several rows of b at a time.
@@ -141,44 +126,46 @@ fn add_rows<const N: usize>(c: &mut [f32], a: &[f32], b: [&[f32]; N]) {
 /// Dot products of rows of a with columns of b, whose elements are adjacent.
 ///
 /// # Safety
-/// As [`super::run`]; rows of b are adjacent.
-#[inline(always)]
+/// As [`super::run`]; rows of b are adjacent, and the machine has AVX-512F.
+#[target_feature(enable = "avx512f")]
 unsafe fn dots(t: &Tile, a: &[f32]) {
-    let mut j = 0;
-    while j < t.n {
-        let count = DOTS.min(t.n - j);
-        // SAFETY: a column of b has k adjacent elements. Past the last column the last one is repeated.
-        let column = |d: usize| unsafe {
-            std::slice::from_raw_parts(at(&t.b, 0, (j + d.min(count - 1)) as isize).cast_const(), t.k)
-        };
-        let columns: [&[f32]; DOTS] = std::array::from_fn(column);
+    for j in 0..t.n as isize {
+        // SAFETY: a column of b has k adjacent elements.
+        let column = unsafe { std::slice::from_raw_parts(at(&t.b, 0, j).cast_const(), t.k) };
         for i in 0..t.m {
-            let sums = dot(&a[i * t.k..][..t.k], columns);
-            for (d, sum) in sums.into_iter().enumerate().take(count) {
-                let c = at(&t.c, i as isize, (j + d) as isize);
-                // SAFETY: the caller's promise for elements of c.
-                unsafe { *c = if t.accumulate { *c + sum } else { sum } };
-            }
+            let sum = dot(&a[i * t.k..][..t.k], column);
+            let c = at(&t.c, i as isize, j);
+            // SAFETY: the caller's promise for elements of c.
+            unsafe { *c = if t.accumulate { *c + sum } else { sum } };
         }
-        j += count;
     }
 }
 
-#[inline(always)]
-fn dot(a: &[f32], b: [&[f32]; DOTS]) -> [f32; DOTS] {
-    let k = a.len();
-    let b = b.map(|column| &column[..k]);
-    let mut sums = [[0.0f32; LANES]; DOTS];
-    let whole = k / LANES * LANES;
-    for p in (0..whole).step_by(LANES) {
-        for d in 0..DOTS {
-            for l in 0..LANES {
-                sums[d][l] = a[p + l].mul_add(b[d][p + l], sums[d][l]);
-            }
+/// Four accumulators of 16 lanes, added in a fixed order at the end: the order of the sum depends on the length alone.
+#[target_feature(enable = "avx512f")]
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let n = a.len().min(b.len());
+    let mut sums = [_mm512_setzero_ps(); 4];
+    let (pa, pb) = (a.as_ptr(), b.as_ptr());
+    let mut p = 0;
+    while p + 4 * LANES <= n {
+        for (s, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: 16 elements from `p + 16 s` are inside both slices.
+            let (x, y) =
+                unsafe { (_mm512_loadu_ps(pa.add(p + s * LANES)), _mm512_loadu_ps(pb.add(p + s * LANES))) };
+            *sum = _mm512_fmadd_ps(x, y, *sum);
         }
+        p += 4 * LANES;
     }
-    std::array::from_fn(|d| {
-        let tail = (whole..k).fold(0.0f32, |sum, p| a[p].mul_add(b[d][p], sum));
-        sums[d].iter().sum::<f32>() + tail
-    })
+    while p < n {
+        let mask = if n - p >= LANES { u16::MAX } else { (1 << (n - p)) - 1 };
+        // SAFETY: lanes past the end of the slices are masked, and not read.
+        let (x, y) =
+            unsafe { (_mm512_maskz_loadu_ps(mask, pa.add(p)), _mm512_maskz_loadu_ps(mask, pb.add(p))) };
+        sums[0] = _mm512_fmadd_ps(x, y, sums[0]);
+        p += LANES;
+    }
+    let low = _mm512_add_ps(sums[0], sums[1]);
+    let high = _mm512_add_ps(sums[2], sums[3]);
+    _mm512_reduce_add_ps(_mm512_add_ps(low, high))
 }

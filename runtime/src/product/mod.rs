@@ -15,8 +15,11 @@ use std::ops::Range;
 const PART_FLOPS: f64 = 4e6;
 /// Least extent of a part along the dim that is cut: the other operand is packed again for each part.
 const PART_EXTENT: u64 = 256;
-/// Bytes of the matrix that a part of a product with few rows reads.
+/// Bytes of the matrix that a part of a product with few rows reads, at least.
 const PART_BYTES: u64 = 1 << 18;
+/// Such a product has this many parts at most, unless each still reads [`LONG_RUN`] adjacent elements of every row.
+const FEW_PARTS: u64 = 4;
+const LONG_RUN: u64 = 2048;
 /// Most rows computed by the loops for few rows.
 const FEW: u64 = 8;
 
@@ -81,7 +84,10 @@ fn cut(g: &Gemm) -> Cut {
     }
     let long = g.m.max(g.n);
     let extent = if g.m.min(g.n) <= FEW {
-        (PART_BYTES / (4 * g.k.max(1))).clamp(64, 4096).next_multiple_of(64)
+        // Bound by reading: few parts, so that the runs read of every row stay long.
+        let pieces =
+            (4 * g.k * long / PART_BYTES).min(long / PART_EXTENT).min(FEW_PARTS.max(long / LONG_RUN));
+        long.div_ceil(pieces.max(1)).next_multiple_of(32)
     } else {
         let wanted = (PART_FLOPS / (flops / long as f64)).ceil() as u64;
         // Equal pieces, so that two workers get equal work.

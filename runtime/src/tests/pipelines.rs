@@ -219,3 +219,20 @@ fn inputs_that_do_not_fit_are_refused_by_name() {
         session.run("forward", &Default::default(), 1).unwrap_err().to_string().contains("`x` is missing")
     );
 }
+
+#[test]
+fn every_instruction_and_message_is_timed_when_asked_for() {
+    let p = chain(mesh(2, 1, 3), BatchPlan { batch: 2, replicas: 1, micro_batches: 2 });
+    let options = crate::Options { workers: 2, trace: true, ..Default::default() };
+    let kernels = Box::new(Functions(vec![]));
+    let mut session = crate::Session::new(p, kernels, &crate::NoWeights, &options, &|_, _| {}).unwrap();
+    forward(&mut session, &[("x", &[2, HIDDEN], numbers(12, 1))], 2).unwrap();
+    let events = session.take_events();
+    assert!(events.iter().all(|e| e.start <= e.end));
+    let count = |text: &str| events.iter().filter(|e| e.what(session.program()) == text).count();
+    // 6 devices, 2 micro-batches each; a message that has to wait is timed again when it goes on.
+    assert_eq!(count("layer: product of the op of layer"), 12);
+    assert_eq!(count("layer: all_gather of the op of layer"), 12);
+    assert!(count("send to stage 1") >= 6 && count("receive from stage 0") >= 6);
+    assert!(session.take_events().is_empty());
+}
