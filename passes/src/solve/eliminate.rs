@@ -26,7 +26,7 @@ struct Bucket {
 pub fn minimise(net: &Network, limit: usize) -> Choice {
     let order = min_fill(net);
     let mut best: Option<Choice> = None;
-    for step in [1 << 8, 1 << 11, 1 << 14, 1 << 18, limit] {
+    for step in [1 << 11, 1 << 14, 1 << 18, limit] {
         let Choice { values, cost, bound } = bounded(net, &order, step.min(limit));
         let bound = best.as_ref().map_or(bound, |b| b.bound.max(bound));
         best = match best {

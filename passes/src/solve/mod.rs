@@ -248,6 +248,8 @@ fn whole_module(module: &Module, b: &mut Builder, solved: &Solved) -> Assignment
         out.results = f.results.iter().map(|&v| made.get(&v).cloned().unwrap_or_else(|| whole(v))).collect();
         funcs.insert(func, out);
     }
+    let params: Vec<usize> = (0..module.params.len()).map(|i| b.structure.param_slot(i)).collect();
+    let states: Vec<usize> = (0..module.states.len()).map(|i| b.structure.state_slot(i)).collect();
     let mut stored = |slot: usize, rank: usize| match (solved.slots.get(&slot), b.structure.example(slot)) {
         (Some(&id), _) => b.interner.get(id).clone(),
         (None, Some(v)) => {
@@ -255,14 +257,6 @@ fn whole_module(module: &Module, b: &mut Builder, solved: &Solved) -> Assignment
             b.interner.get(id).clone()
         }
         (None, None) => Sharding::replicated(rank),
-    };
-    let slots = |n: usize, of: &mut dyn FnMut(usize) -> usize| (0..n).map(of).collect::<Vec<_>>();
-    let (params, states) = {
-        let mut s = Structure::of(module).ok();
-        let mut p = |i: usize| s.as_mut().map_or(usize::MAX, |s| s.param_slot(i));
-        let params = slots(module.params.len(), &mut p);
-        let mut t = |i: usize| s.as_mut().map_or(usize::MAX, |s| s.state_slot(i));
-        (params, slots(module.states.len(), &mut t))
     };
     Assignment {
         params: params.iter().zip(module.params.values()).map(|(&s, p)| stored(s, p.ty.rank())).collect(),

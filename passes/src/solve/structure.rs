@@ -1,8 +1,9 @@
 //! What the solver knows of a module before it chooses: which dims belong together, which values are the same thing at
 //! both sides of a call, and what the user's labels say.
 //!
-//! **Dim classes.** Dims of values that one pass-through factor joins are one class, across calls too: the hidden dim of
-//! all residuals of a model, its batch dim, the kv heads of a layer's projections, rope and attention. Labels
+//! **Dim classes.** Dims of values that one factor joins, other than by reducing, are one class, across calls too: the hidden
+//! dim of all residuals of a model and of their norms, its batch dim, the kv heads of a layer's projections, rope and
+//! attention. Labels
 //! (batch, sequence) come on the entries' inputs and hold for whole classes.
 //!
 //! **Slots.** The arguments and results of functions that calls connect carry one sharding: a slot. A slot holds a
@@ -146,7 +147,7 @@ impl Structure {
         self.slots.find(node)
     }
 
-    /// Unites dims through pass-through factors and through calls.
+    /// Unites dims through the factors of ops and through calls.
     fn join_dims(&mut self, module: &Module) {
         for (&func, rules) in &self.rules {
             let f = &module.funcs[func];
@@ -156,7 +157,7 @@ impl Structure {
                 for (&v, dims) in sides(inst, rule) {
                     for (d, fs) in dims.iter().enumerate() {
                         if let [only] = fs[..]
-                            && rule.factors[only].kind == FactorKind::Pass
+                            && !matches!(rule.factors[only].kind, FactorKind::Reduce(_))
                         {
                             self.dims.unite(values[value_index(v)] + d, base + only);
                         }
