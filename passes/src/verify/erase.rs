@@ -127,9 +127,15 @@ impl Pair<'_> {
             (Op::Call(g), Op::Call(s)) => Some((*s, *g)),
             (g, s) if g == s => None,
             (g, s) => {
+                let wanted =
+                    graph.results.first().map_or("nothing".to_owned(), |&v| fault::value(self.graph, v));
                 let why = match g.name() == s.name() {
-                    true => format!("`{}` has other attributes", g.name()),
-                    false => format!("it is made by `{}` instead of `{}`", s.name(), g.name()),
+                    true => format!("`{}` has other attributes than for {wanted} of the graph", g.name()),
+                    false => format!(
+                        "it is made by `{}` where `{}` makes {wanted} of the graph",
+                        s.name(),
+                        g.name()
+                    ),
                 };
                 return Err(fault::of_inst(self.sharded, sharded, "was changed by sharding").why(why));
             }

@@ -2,9 +2,10 @@
 //! collectives) every value depends on, and the products and collectives in order.
 
 use super::memory::Roots;
-use pcc_ir::ops::{Collective, Literal};
-use pcc_ir::program::ConstantData;
-use pcc_ir::{Func, Op, ValueId};
+use pcc_ir::ops::{Collective, Gather, Iota, Literal, ShardBase, Update};
+use pcc_ir::program::{ConstantData, Scalar};
+use pcc_ir::sharding::local_extent;
+use pcc_ir::{AxisRef, Func, Op, ValueId};
 use std::collections::HashSet;
 
 /// A matrix product: the value it makes, and what its operands and its result depend on.
@@ -29,17 +30,28 @@ pub(super) struct Exchange<'a> {
     pub result: usize,
 }
 
+/// A kernel that reduces rows (a norm, a softmax, a reduction along one dim): the value it makes or helps to make, what it reads.
+#[derive(Clone, Debug)]
+pub(super) struct RowKernel {
+    pub value: ValueId,
+    pub source: Roots,
+    pub result: usize,
+}
+
 /// What a function must do.
 #[derive(Clone, Debug)]
 pub(super) struct Expected<'a> {
     pub products: Vec<Product>,
     pub exchanges: Vec<Exchange<'a>>,
+    pub rows: Vec<RowKernel>,
     /// Listed constants, in order; constant k is root `args + k`.
     pub constants: Vec<ConstantData>,
     /// What each result depends on.
     pub results: Vec<Roots>,
     /// The value that each root is, for messages.
     pub roots: Vec<ValueId>,
+    /// Scalars by which kernels know their device's piece, and the value that needs each.
+    pub scalars: Vec<(Scalar, ValueId)>,
 }
 
 /// Reads a local function; instructions that nothing needs are skipped.
@@ -49,9 +61,11 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
     let mut e = Expected {
         products: Vec::new(),
         exchanges: Vec::new(),
+        rows: Vec::new(),
         constants: Vec::new(),
         results: Vec::new(),
         roots: func.args.clone(),
+        scalars: Vec::new(),
     };
     let used = |at: &(usize, &pcc_ir::Inst)| live.contains(&at.0);
     for (_, inst) in func.insts.iter().enumerate().filter(used) {
@@ -75,6 +89,7 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
         if is_listed(&inst.op) {
             continue;
         }
+        e.scalars.extend(scalars(&inst.op).into_iter().map(|s| (s, result)));
         let mut root = || {
             e.roots.push(result);
             e.roots.len() - 1
@@ -97,8 +112,7 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
             }
             Op::Attention(attention) => {
                 // Scores, then the weights that positions and the softmax make of them, then the weighted values.
-                let scores = root();
-                let weighted = root();
+                let (scores, weights, weighted) = (root(), root(), root());
                 let pairs = elements(inst.args[0]) * extent(inst.args[1], 1);
                 let alpha = attention.scale;
                 e.products.push(Product {
@@ -109,12 +123,13 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
                     work: pairs,
                     alpha,
                 });
-                let mut weights = Roots::one(scores);
-                (3..inst.args.len()).for_each(|i| weights.join(&arg(i)));
+                let mut source = Roots::one(scores);
+                (3..inst.args.len()).for_each(|i| source.join(&arg(i)));
+                e.rows.push(RowKernel { value: result, source, result: weights });
                 let work = elements(result) * extent(inst.args[2], 1);
                 e.products.push(Product {
                     value: result,
-                    lhs: weights,
+                    lhs: Roots::one(weights),
                     rhs: arg(2),
                     result: weighted,
                     work,
@@ -134,9 +149,15 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
                 });
                 Roots::one(result_root)
             }
-            _ => {
+            op => {
                 let mut all = Roots::default();
                 inst.args.iter().for_each(|&v| all.join(&of[index(v)]));
+                // A reduction over several dims is one kernel a dim.
+                for _ in 0..row_kernels(op) {
+                    let result_root = root();
+                    e.rows.push(RowKernel { value: result, source: all, result: result_root });
+                    all = Roots::one(result_root);
+                }
                 all
             }
         };
@@ -144,6 +165,33 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
     }
     e.results = func.results.iter().map(|&v| of[index(v)].clone()).collect();
     e
+}
+
+/// Row-reducing kernels that an op other than attention takes.
+fn row_kernels(op: &Op) -> usize {
+    match op {
+        Op::Softmax(_) | Op::RmsNorm(_) | Op::LayerNorm(_) => 1,
+        Op::Reduce(r) => r.dims.len(),
+        _ => 0,
+    }
+}
+
+/// What the local form of an op must know of its device: where its piece of a dim begins, how much of it there is.
+fn scalars(op: &Op) -> Vec<Scalar> {
+    let base = |b: &ShardBase| Scalar::Base { global: b.global as u64, axes: b.axes.clone() };
+    let valid =
+        |global: usize, axes: &[AxisRef]| Scalar::Valid { global: global as u64, axes: axes.to_vec() };
+    match op {
+        Op::Iota(Iota { base: Some(b), .. }) => vec![base(b)],
+        Op::Gather(Gather { base: Some(b), .. }) | Op::Update(Update { base: Some(b), .. }) => {
+            vec![base(b), valid(b.global, &b.axes)]
+        }
+        Op::MaskTail(m) => vec![valid(m.global, &m.axes)],
+        Op::ShardSlice(s) => {
+            vec![Scalar::Index { axes: s.axes.clone(), by: local_extent(s.global, &s.axes) as u64 }]
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// Instructions that results depend on.

@@ -31,6 +31,9 @@ impl Footprint {
                 return Err(format!("an extent is {extent}"));
             }
             let reach = i128::from(extent - 1) * i128::from(stride);
+            if reach.abs() > 1 << 62 {
+                return Err("it reaches outside any buffer".to_owned());
+            }
             (low, high) = (low + reach.min(0), high + reach.max(0));
             if extent > 1 && stride != 0 {
                 moving.push((i128::from(stride).abs(), i128::from(extent)));

@@ -4,7 +4,7 @@
 //! collective and result is known to depend on just the values it should, through whatever buffers, and a buffer that is overwritten
 //! too early, read too early or mixed up shows as a dependence that is missing or too many.
 
-use super::expect::{Exchange, Expected, Product, expected};
+use super::expect::{Exchange, Expected, Product, RowKernel, expected};
 use super::fault;
 use super::footprint::Footprint;
 use super::layout::is_flat;
@@ -75,6 +75,9 @@ struct Run<'a> {
     buffers: Vec<Buffer>,
     products: usize,
     exchanges: usize,
+    rows: usize,
+    /// Which of the scalars that the function needs some kernel has.
+    known: Vec<bool>,
 }
 
 /// What a box of a buffer is needed for.
@@ -95,7 +98,8 @@ impl<'a> Run<'a> {
             };
             buffers.push(root.map_or_else(|| Buffer::empty(bytes), |r| Buffer::full(bytes, Roots::one(r))));
         }
-        Self { program, func, code, expected, buffers, products: 0, exchanges: 0 }
+        let known = vec![false; expected.scalars.len()];
+        Self { program, func, code, expected, buffers, products: 0, exchanges: 0, rows: 0, known }
     }
 
     fn mesh(&self) -> &Mesh {
@@ -172,8 +176,19 @@ impl<'a> Run<'a> {
             }
         }
         let buffer = &mut self.buffers[r.buffer];
-        let done = if some { buffer.write_some(&r.at, roots) } else { buffer.write(&r.at, roots) };
-        done.map_err(|why| self.wrong(at, why))
+        let done = if some { buffer.write_some(&r.at, roots) } else { buffer.write(&r.at, roots, at) };
+        done.map_err(|why| self.wrong(at, why))?;
+        match self.buffers[r.buffer].lost() {
+            None => Ok(()),
+            Some(lost) => {
+                let by = self.code.instrs.get(at).and_then(|i| self.code.notes.get(i.note as usize));
+                let by = by.map_or("", |n| n.what.as_str());
+                Err(self.wrong(
+                    lost,
+                    format!("makes something that `{by}` (instruction {at}) overwrites before it is read"),
+                ))
+            }
+        }
     }
 
     fn instr(&mut self, at: usize) -> Result<(), Diagnostic> {
@@ -201,20 +216,16 @@ impl<'a> Run<'a> {
         if !fits {
             return Err(self.wrong(at, format!("does not give kernel `{}` what it takes", kernel.name)));
         }
-        for scalar in &launch.scalars {
-            if let Scalar::Valid { axes, .. } | Scalar::Base { axes, .. } | Scalar::Index { axes, .. } =
-                scalar
-            {
-                check_axes(self.mesh(), axes).map_err(|why| self.wrong(at, why))?;
-            }
-        }
+        self.scalars(at, launch)?;
         let plain = (0..kernel.accesses.len())
             .map(|a| self.access(at, kernel, launch, a, None))
             .collect::<Result<Vec<_>, _>>()?;
         let roots = self.node_roots(at, kernel, launch, &plain)?;
         self.check_aliases(at, kernel, launch, &plain)?;
+        let reduces = kernel.nodes.iter().any(|n| matches!(n, Node::RowReduce(..)));
+        let rows = if reduces { Some(self.row_kernel(at, kernel, &roots)?) } else { None };
         for store in &kernel.stores {
-            let mut made = roots[store.node as usize].clone();
+            let mut made = rows.clone().unwrap_or_else(|| roots[store.node as usize].clone());
             match &store.at {
                 None => self.write(at, &plain[store.access as usize], &made, false)?,
                 Some(index) => {
@@ -228,6 +239,40 @@ impl<'a> Run<'a> {
                     )?;
                     self.write(at, &reach, &made, true)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// A kernel that reduces rows is the next one of the function, and reads what that depends on. Gives what it makes.
+    fn row_kernel(&mut self, at: usize, kernel: &Kernel, roots: &[Roots]) -> Result<Roots, Diagnostic> {
+        let Some(wanted) = self.expected.rows.get(self.rows).cloned() else {
+            return Err(self.wrong(at, "reduces rows where the function has nothing left to reduce"));
+        };
+        self.rows += 1;
+        let mut source = Roots::default();
+        kernel.stores.iter().for_each(|s| source.join(&roots[s.node as usize]));
+        if !source.same(&wanted.source) {
+            let why = self.difference("operand", &source, &wanted.source);
+            let value = fault::value(self.func, wanted.value);
+            return Err(self.wrong(at, format!("should make {value}, but reduces other values")).why(why));
+        }
+        Ok(Roots::one(wanted.result))
+    }
+
+    /// Scalars that differ from device to device are those that some op of the function needs.
+    fn scalars(&mut self, at: usize, launch: &Launch) -> Result<(), Diagnostic> {
+        for scalar in launch.scalars.iter().filter(|s| !matches!(s, Scalar::Const(_))) {
+            let mut wanted = false;
+            for ((s, _), known) in self.expected.scalars.iter().zip(&mut self.known) {
+                if s == scalar {
+                    (*known, wanted) = (true, true);
+                }
+            }
+            if !wanted {
+                return Err(
+                    self.wrong(at, format!("works on a piece of its device that no op has: {scalar:?}"))
+                );
             }
         }
         Ok(())
@@ -495,6 +540,14 @@ impl<'a> Run<'a> {
         }
         if let Some(Exchange { value, .. }) = self.expected.exchanges.get(self.exchanges) {
             return missing(*value, "is never exchanged: no collective instruction makes it");
+        }
+        if let Some(RowKernel { value, .. }) = self.expected.rows.get(self.rows) {
+            return missing(*value, "is never reduced: no kernel makes it");
+        }
+        if let Some(((scalar, v), _)) =
+            self.expected.scalars.iter().zip(&self.known).find(|(_, known)| !**known)
+        {
+            return missing(*v, &format!("depends on the device, but no kernel knows {scalar:?}"));
         }
         for (i, (&v, wanted)) in self.func.results.iter().zip(&self.expected.results).enumerate() {
             let slot = Loc { base: Base::Slot((self.func.args.len() + i) as u32), offset: 0 };

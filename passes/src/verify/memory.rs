@@ -1,6 +1,7 @@
 //! What the buffers of one call hold while its instructions run: which parts were written, and which values they depend on.
 
 use super::footprint::Footprint;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 /// A set of small numbers: the roots (arguments, constants, products, collectives) that something depends on.
@@ -42,6 +43,8 @@ impl Roots {
 #[derive(Clone, Debug)]
 struct Piece {
     time: u64,
+    /// The instruction.
+    by: usize,
     box_: Footprint,
     roots: Roots,
 }
@@ -52,8 +55,21 @@ struct Run {
     end: u64,
     /// `None`: never written as a whole.
     held: Option<Roots>,
+    /// Number of the write that made it, unless it was there from the start.
+    write: Option<usize>,
     /// Writes with holes since then.
     pieces: Vec<Piece>,
+}
+
+/// A write of a whole box.
+#[derive(Clone, Debug)]
+struct Write {
+    /// The instruction.
+    by: usize,
+    /// Whether anything has read some of it.
+    read: Cell<bool>,
+    /// The instruction that overwrote a part of it, unless it holds only constants (a border around what is written inside).
+    torn: Option<usize>,
 }
 
 /// One buffer.
@@ -62,19 +78,23 @@ pub(super) struct Buffer {
     bytes: u64,
     runs: BTreeMap<u64, Run>,
     time: u64,
+    /// Writes of whole boxes, by number.
+    writes: Vec<Write>,
+    /// A write that was overwritten unread.
+    lost: Option<usize>,
 }
 
 impl Buffer {
     /// A buffer of which nothing is written.
     pub(super) fn empty(bytes: u64) -> Self {
-        let whole = Run { end: bytes, held: None, pieces: Vec::new() };
-        Self { bytes, runs: BTreeMap::from([(0, whole)]), time: 0 }
+        let whole = Run { end: bytes, held: None, write: None, pieces: Vec::new() };
+        Self { bytes, runs: BTreeMap::from([(0, whole)]), time: 0, writes: Vec::new(), lost: None }
     }
 
     /// A buffer that holds something from the start.
     pub(super) fn full(bytes: u64, roots: Roots) -> Self {
-        let whole = Run { end: bytes, held: Some(roots), pieces: Vec::new() };
-        Self { bytes, runs: BTreeMap::from([(0, whole)]), time: 0 }
+        let whole = Run { end: bytes, held: Some(roots), write: None, pieces: Vec::new() };
+        Self { bytes, runs: BTreeMap::from([(0, whole)]), time: 0, writes: Vec::new(), lost: None }
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -103,7 +123,7 @@ impl Buffer {
     /// Everything that the bytes of a box depend on.
     ///
     /// # Errors
-    /// Bytes out of range or never written.
+    /// Bytes out of range, never written, or left over from a value that was overwritten in part.
     pub(super) fn read(&self, f: &Footprint) -> Result<Roots, String> {
         self.inside(f)?;
         let mut roots = Roots::default();
@@ -116,20 +136,37 @@ impl Buffer {
                 let (from, to) = (start.max(f.start), run.end.min(f.end));
                 return Err(format!("bytes {from}..{to} are read before they are written"));
             };
+            if let Some(write) = run.write.and_then(|w| self.writes.get(w)) {
+                write.read.set(true);
+                if let Some(by) = write.torn {
+                    return Err(format!(
+                        "instruction {by} has overwritten a part of what instruction {} wrote",
+                        write.by
+                    ));
+                }
+            }
+            if let Some(piece) = run.pieces.last().filter(|_| held.iter().next().is_some()) {
+                return Err(format!("instruction {} has overwritten a part of what was there", piece.by));
+            }
             roots.join(held);
             run.pieces.iter().for_each(|p| roots.join(&p.roots));
         }
         Ok(roots)
     }
 
-    /// Writes a box.
-    pub(super) fn write(&mut self, f: &Footprint, roots: &Roots) -> Result<(), String> {
+    /// The write that the last one overwrote before anything had read it.
+    pub(super) fn lost(&self) -> Option<usize> {
+        self.lost
+    }
+
+    /// Instruction `by` writes a box.
+    pub(super) fn write(&mut self, f: &Footprint, roots: &Roots, by: usize) -> Result<(), String> {
         self.inside(f)?;
         if f.is_dense() {
-            self.replace(f, roots.clone());
+            self.replace(f, roots.clone(), by);
             return Ok(());
         }
-        self.write_piece(f, roots);
+        self.write_piece(f, roots, by);
         Ok(())
     }
 
@@ -146,18 +183,32 @@ impl Buffer {
         Ok(())
     }
 
-    fn replace(&mut self, f: &Footprint, roots: Roots) {
+    fn replace(&mut self, f: &Footprint, roots: Roots, by: usize) {
         self.cut(f.start);
         self.cut(f.end);
         let gone: Vec<u64> = self.runs.range(f.start..f.end).map(|(&s, _)| s).collect();
-        gone.iter().for_each(|s| drop(self.runs.remove(s)));
-        self.runs.insert(f.start, Run { end: f.end, held: Some(roots), pieces: Vec::new() });
+        let gone: Vec<Run> = gone.iter().filter_map(|s| self.runs.remove(s)).collect();
+        self.lost = None;
+        for run in gone {
+            let Some(old) = run.write else { continue };
+            let remains = self.runs.values().any(|r| r.write == run.write);
+            let constant = run.held.is_some_and(|h| h.iter().next().is_none());
+            let Some(write) = self.writes.get_mut(old) else { continue };
+            match remains {
+                true if !constant => write.torn = Some(by),
+                false if !write.read.get() && write.torn.is_none() => self.lost = Some(write.by),
+                _ => {}
+            }
+        }
+        let write = Some(self.writes.len());
+        self.writes.push(Write { by, read: Cell::new(false), torn: None });
+        self.runs.insert(f.start, Run { end: f.end, held: Some(roots), write, pieces: Vec::new() });
     }
 
     /// A write with holes. When the latest such writes have filled their common hull, what was there before is gone.
-    fn write_piece(&mut self, f: &Footprint, roots: &Roots) {
+    fn write_piece(&mut self, f: &Footprint, roots: &Roots, by: usize) {
         self.time += 1;
-        let new = Piece { time: self.time, box_: *f, roots: roots.clone() };
+        let new = Piece { time: self.time, by, box_: *f, roots: roots.clone() };
         self.cut(f.start);
         self.cut(f.end);
         let mut recent: Vec<Piece> = Vec::new();
@@ -178,7 +229,7 @@ impl Buffer {
             bytes += piece.box_.bytes;
             all.join(&piece.roots);
             if bytes == hull.end - hull.start {
-                self.replace(&hull, all);
+                self.replace(&hull, all, by);
                 return;
             }
         }
@@ -197,20 +248,37 @@ mod tests {
     fn halves_of_rows_make_a_whole_and_forget_what_was_there() {
         let mut b = Buffer::empty(96);
         let half = |offset| Footprint::of(offset, 4, &[(3, 8), (4, 1)]).unwrap();
-        b.write(&half(0), &Roots::one(1)).unwrap();
+        b.write(&half(0), &Roots::one(1), 1).unwrap();
         assert!(b.read(&at(0, 96)).unwrap_err().contains("before they are written"));
-        b.write(&half(16), &Roots::one(2)).unwrap();
+        b.write(&half(16), &Roots::one(2), 2).unwrap();
         assert_eq!(b.read(&at(0, 96)).unwrap().iter().collect::<Vec<_>>(), [1, 2]);
-        b.write(&half(0), &Roots::one(3)).unwrap();
-        assert_eq!(b.read(&at(0, 96)).unwrap().iter().collect::<Vec<_>>(), [1, 2, 3]);
-        b.write(&half(16), &Roots::one(70)).unwrap();
+        b.write(&half(0), &Roots::one(3), 3).unwrap();
+        assert!(b.read(&at(0, 96)).unwrap_err().contains("instruction 3 has overwritten a part"));
+        b.write(&half(16), &Roots::one(70), 4).unwrap();
         assert_eq!(b.read(&at(0, 96)).unwrap().iter().collect::<Vec<_>>(), [3, 70]);
+    }
+
+    #[test]
+    fn a_value_overwritten_unread_or_in_part_is_noticed() {
+        let mut b = Buffer::empty(64);
+        b.write(&at(0, 32), &Roots::one(1), 1).unwrap();
+        b.write(&at(32, 64), &Roots::one(1), 2).unwrap();
+        b.read(&at(32, 64)).unwrap();
+        b.write(&at(16, 64), &Roots::one(1), 3).unwrap();
+        assert_eq!(b.lost(), None);
+        assert!(b.read(&at(0, 16)).unwrap_err().contains("instruction 3 has overwritten a part"));
+        b.write(&at(16, 64), &Roots::one(1), 4).unwrap();
+        assert_eq!(b.lost(), Some(3));
+        // A border of constants may be written inside.
+        b.write(&at(0, 64), &Roots::default(), 5).unwrap();
+        b.write(&at(16, 32), &Roots::one(2), 6).unwrap();
+        assert_eq!(b.read(&at(0, 64)).unwrap().iter().collect::<Vec<_>>(), [2]);
     }
 
     #[test]
     fn dense_writes_replace_and_others_add() {
         let mut b = Buffer::full(64, Roots::one(0));
-        b.write(&at(16, 32), &Roots::one(1)).unwrap();
+        b.write(&at(16, 32), &Roots::one(1), 1).unwrap();
         assert_eq!(b.read(&at(0, 64)).unwrap().iter().collect::<Vec<_>>(), [0, 1]);
         assert_eq!(b.read(&at(16, 20)).unwrap().iter().collect::<Vec<_>>(), [1]);
         b.write_some(&at(20, 40), &Roots::one(2)).unwrap();

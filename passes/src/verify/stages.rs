@@ -196,8 +196,8 @@ impl<'a> Walk<'a> {
                     }
                 }
                 Step::Send { to, tag, slot, bytes } => {
-                    self.check_peer(&place, *to)?;
-                    let value = self.content(&place, &held, *slot)?;
+                    let value = self.content(&place, &held, *slot, *tag)?;
+                    self.check_peer(&place, *to, value)?;
                     self.check_bytes(&place, value, *bytes)?;
                     let message = Message { tag: *tag, bytes: *bytes, value };
                     self.links.entry((stage, *to as usize)).or_default().push_back(message);
@@ -219,10 +219,36 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn check_peer(&self, place: &Place<'_>, peer: u32) -> Result<(), Diagnostic> {
+    fn check_peer(&self, place: &Place<'_>, peer: u32, value: ValueId) -> Result<(), Diagnostic> {
         match (peer as usize) < self.made.stages.len() && peer as usize != place.stage {
             true => Ok(()),
-            false => Err(place.wrong(format!("names stage {peer} as the other end"))),
+            false => {
+                let name = self.name(value);
+                Err(place.wrong(format!("exchanges {name} with stage {peer}, which is no other stage")))
+            }
+        }
+    }
+
+    /// What messages call a value; also what a tag stands for.
+    fn name(&self, value: ValueId) -> String {
+        match self.func.values.get(value) {
+            Some(_) => fault::value(self.func, value),
+            None => format!("message {}", value.as_u32()),
+        }
+    }
+
+    /// What the next call of the chain makes, for messages.
+    fn next_made(&self) -> String {
+        match self.calls.get(self.next_call) {
+            Some((inst, id)) => {
+                let made = inst.results.first().map_or("nothing".to_owned(), |&v| self.name(v));
+                format!("`{}` is next, to make {made}", self.local.funcs[*id].name)
+            }
+            None => {
+                let last = self.func.insts.last().and_then(|i| i.results.first());
+                let made = last.map_or("nothing".to_owned(), |&v| self.name(v));
+                format!("the last call of the entry has made {made}")
+            }
         }
     }
 
@@ -243,14 +269,10 @@ impl<'a> Walk<'a> {
         held: &mut Held,
         (from, tag, slot, bytes): (u32, u32, Slot, u64),
     ) -> Result<(), Diagnostic> {
-        self.check_peer(place, from)?;
+        self.check_peer(place, from, ValueId::from_u32(tag))?;
         let queue = self.links.entry((from as usize, place.stage)).or_default();
         let Some(message) = queue.pop_front() else {
-            let value = ValueId::from_u32(tag);
-            let name = match self.func.values.get(value) {
-                Some(_) => fault::value(self.func, value),
-                None => format!("message {tag}"),
-            };
+            let name = self.name(ValueId::from_u32(tag));
             return Err(place.wrong(format!("waits for {name}, which stage {from} does not send before")));
         };
         if message.tag != tag || message.bytes != bytes {
@@ -267,7 +289,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The value that a slot holds.
-    fn content(&self, place: &Place<'_>, held: &Held, slot: Slot) -> Result<ValueId, Diagnostic> {
+    fn content(&self, place: &Place<'_>, held: &Held, slot: Slot, tag: u32) -> Result<ValueId, Diagnostic> {
         let found = match slot {
             Slot::Value(offset) => held.arena.get(&offset).map(|&(_, v)| v),
             Slot::State(s) => held.fixed.get(&slot).or(self.states.get(&s)).copied(),
@@ -276,7 +298,8 @@ impl<'a> Walk<'a> {
             Slot::Const(_) => None,
         };
         found.ok_or_else(|| {
-            place.wrong(format!("reads {}, which holds no value", describe(self.program, slot)))
+            let (slot, name) = (describe(self.program, slot), self.name(ValueId::from_u32(tag)));
+            place.wrong(format!("reads {slot} for {name}, but no value is there"))
         })
     }
 
@@ -326,15 +349,16 @@ impl<'a> Walk<'a> {
     ) -> Result<(), Diagnostic> {
         let program: &'a Program = self.program;
         let Some(code) = program.funcs.get(index as usize) else {
-            return Err(place.wrong(format!("calls function {index} of the program, which does not exist")));
+            let next = self.next_made();
+            return Err(
+                place.wrong(format!("calls function {index} of the program, which does not exist; {next}"))
+            );
         };
         if slots.len() != code.slot_bytes.len() {
-            return Err(place.wrong(format!(
-                "binds {} slots of `{}`, which has {}",
-                slots.len(),
-                code.name,
-                code.slot_bytes.len()
-            )));
+            let (have, want, next) = (slots.len(), code.slot_bytes.len(), self.next_made());
+            return Err(
+                place.wrong(format!("binds {have} slots of `{}`, which has {want}; {next}", code.name))
+            );
         }
         let wanted = self.calls.get(self.next_call).copied();
         if layer.is_none()
@@ -346,7 +370,7 @@ impl<'a> Walk<'a> {
             return self.copy(place, held, proofs, (index, code, from, to));
         }
         let Some((inst, id)) = wanted else {
-            return Err(place.wrong(format!("calls `{}` after the last call of the entry", code.name)));
+            return Err(place.wrong(format!("calls `{}`, but {}", code.name, self.next_made())));
         };
         if let Err(why) = proofs.call(id, index, code) {
             let callee = &self.local.funcs[id].name;
@@ -368,10 +392,10 @@ impl<'a> Walk<'a> {
         for (k, &slot) in slots.iter().skip(args + code.results as usize).enumerate() {
             let right = matches!(slot, Slot::Const(c) if proofs.constant((id, index), k, c));
             if !right {
-                return Err(place.wrong(format!(
-                    "binds another constant than the one `{}` lists as its {k}th",
-                    code.name
-                )));
+                let made = inst.results.first().map_or("nothing".to_owned(), |&v| self.name(v));
+                let what =
+                    format!("binds another constant than `{}` lists as its {k}th to make {made}", code.name);
+                return Err(place.wrong(what));
             }
         }
         self.results(place, held, code, (inst, slots))
@@ -404,11 +428,13 @@ impl<'a> Walk<'a> {
         let name = fault::value(self.func, v);
         let bound = describe(self.program, slot);
         let here = match slot {
-            Slot::Value(_) | Slot::State(_) | Slot::Output(_) => match self.content(place, held, slot) {
-                Ok(other) if other != v => format!(", which holds {}", fault::value(self.func, other)),
-                Ok(_) => ", which holds only a part of it".to_owned(),
-                Err(_) => ", which holds no value there".to_owned(),
-            },
+            Slot::Value(_) | Slot::State(_) | Slot::Output(_) => {
+                match self.content(place, held, slot, v.as_u32()) {
+                    Ok(other) if other != v => format!(", which holds {}", fault::value(self.func, other)),
+                    Ok(_) => ", which holds only a part of it".to_owned(),
+                    Err(_) => ", which holds no value there".to_owned(),
+                }
+            }
             _ => String::new(),
         };
         let mut d = place
@@ -496,7 +522,9 @@ impl<'a> Walk<'a> {
         proofs: &mut Proofs<'a>,
         (index, code, from, to): (u32, &FuncProgram, Slot, Slot),
     ) -> Result<(), Diagnostic> {
-        let value = self.content(place, held, from)?;
+        let next = self.calls.get(self.next_call).map_or(self.func.insts.last(), |c| Some(c.0));
+        let made = next.and_then(|i| i.results.first()).map_or(u32::MAX, |v| v.as_u32());
+        let value = self.content(place, held, from, made)?;
         let name = fault::value(self.func, value);
         if !proofs.is_copy(index, code, self.func.ty(value)) {
             let next = self.calls.get(self.next_call).map(|&(_, id)| id);
@@ -505,10 +533,8 @@ impl<'a> Walk<'a> {
             {
                 return Err(why.clone());
             }
-            let expected = self.calls.get(self.next_call).map(|&(_, id)| self.local.funcs[id].name.clone());
-            let expected =
-                expected.map_or_else(|| "nothing is left to call".to_owned(), |f| format!("`{f}` is next"));
-            return Err(place.wrong(format!("calls `{}` on {name}, which is no copy; {expected}", code.name)));
+            let next = self.next_made();
+            return Err(place.wrong(format!("calls `{}` on {name}, which is no copy; {next}", code.name)));
         }
         if self.room(to) != Some(self.func.ty(value).bytes() as u64) || from == to {
             return Err(place.wrong(format!("copies {name} into {}", describe(self.program, to))));
