@@ -4,6 +4,8 @@
 //! ids, and is checked against the model when it is replayed: a plan of another model, another mesh or another version is one
 //! diagnostic, and a plan edited into something an op cannot do is refused at the instruction.
 
+mod text;
+
 use crate::solve::{Assignment, FuncShardings, InstShardings, fits};
 use pcc_ir::program::BatchPlan;
 use pcc_ir::{Diagnostic, Func, FuncId, Mesh, Module, Op, Sharding, Type};
@@ -37,8 +39,10 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FuncPlan {
     pub name: String,
+    #[serde(with = "text::many")]
     pub args: Vec<Sharding>,
     pub insts: Vec<InstPlan>,
+    #[serde(with = "text::many")]
     pub results: Vec<Sharding>,
 }
 
@@ -50,7 +54,9 @@ pub struct InstPlan {
     /// Where in the model.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub at: String,
+    #[serde(with = "text::many")]
     pub needs: Vec<Sharding>,
+    #[serde(with = "text::many")]
     pub gives: Vec<Sharding>,
 }
 
@@ -58,6 +64,7 @@ pub struct InstPlan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoredPlan {
     pub name: String,
+    #[serde(with = "text::one")]
     pub sharding: Sharding,
 }
 
