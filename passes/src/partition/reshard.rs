@@ -144,34 +144,29 @@ impl<'a> Search<'a> {
         self.reduces(at, &mut moves);
         for d in 0..at.dims.len() {
             let kept = at.dims[d].iter().zip(&self.goal.dims[d]).take_while(|(a, b)| a == b).count();
-            for k in 1..=at.dims[d].len() - kept {
-                self.gather(at, d, k, &mut moves);
+            let extra = at.dims[d].len() - kept;
+            for k in 1..=extra {
+                // Fewer than all only if what is left can then go elsewhere: one gather, not two.
+                if k == extra || self.wanted_elsewhere(d, at.dims[d][kept + extra - k - 1]) {
+                    self.gather(at, d, k, &mut moves);
+                }
                 self.exchanges(at, d, k, &mut moves);
             }
-            if kept == at.dims[d].len() {
-                for k in 1..=self.goal.dims[d].len() - kept {
-                    self.split(at, d, k, &mut moves);
-                }
+            if extra == 0 {
+                self.splits(at, d, &mut moves);
             }
         }
         moves
     }
 
-    /// All-reduces of every set of unwanted partials (of all of them only, when they are many).
+    /// One all-reduce of all unwanted partials that are left: in how many rounds it runs is up to the collective.
     fn reduces(&self, at: &Sharding, moves: &mut Vec<(Op, Sharding)>) {
-        let unwanted: Vec<_> =
-            at.partial.iter().copied().filter(|p| !self.goal.partial.contains(p)).collect();
-        let all = (1usize << unwanted.len().min(20)) - 1;
-        let sets = if unwanted.len() <= 4 { 1..=all } else { all..=all };
-        for set in sets {
-            let chosen: Vec<_> =
-                (0..unwanted.len()).filter(|i| set >> i & 1 == 1).map(|i| unwanted[i]).collect();
-            let Some(&(_, kind)) = chosen.first() else { continue };
-            let axes = merge_group(&chosen.iter().map(|p| p.0).collect::<Vec<_>>());
-            let mut next = at.clone();
-            next.partial.retain(|p| !chosen.contains(p));
-            moves.push((Op::Collective(Collective::AllReduce { axes, kind }), next));
-        }
+        let unwanted: Vec<_> = at.partial.iter().filter(|p| !self.goal.partial.contains(p)).collect();
+        let Some(&&(_, kind)) = unwanted.first() else { return };
+        let axes = merge_group(&unwanted.iter().map(|p| p.0).collect::<Vec<_>>());
+        let mut next = at.clone();
+        next.partial.retain(|p| self.goal.partial.contains(p));
+        moves.push((Op::Collective(Collective::AllReduce { axes, kind }), next));
     }
 
     /// Gathers the last `k` axes of dim `d`.
@@ -218,29 +213,38 @@ impl<'a> Search<'a> {
         [&merged[..], a, b].into_iter().find(|axes| splits_alike(axes)).map(<[_]>::to_vec)
     }
 
-    /// Splits dim `d` by the next `k` axes of the goal: a scatter of partials or a slice of replicas.
-    fn split(&self, at: &Sharding, d: usize, k: usize, moves: &mut Vec<(Op, Sharding)>) {
+    fn wanted_elsewhere(&self, d: usize, axis: AxisRef) -> bool {
+        let others = self.goal.dims.iter().enumerate().filter(|(e, _)| *e != d);
+        others.flat_map(|(_, axes)| axes).any(|a| a.overlaps(axis))
+    }
+
+    /// Splits dim `d` by the next axes of the goal, as many as a scatter of partials can, and as a slice of replicas can.
+    fn splits(&self, at: &Sharding, d: usize, moves: &mut Vec<(Op, Sharding)>) {
         let have = at.dims[d].len();
-        let wanted = &self.goal.dims[d][have..have + k];
         let global = local_extent(self.ty.shape[d], &at.dims[d]);
-        let mut next = at.clone();
-        next.dims[d].extend_from_slice(wanted);
-        let axes = if next.dims[d] == self.goal.dims[d] && have == 0 {
-            self.to.dims[d].clone()
-        } else {
-            merge_dim(global, wanted)
-        };
-        let parts = self.cuts.parts_of(wanted);
-        let kind = at.partial.first().map(|p| p.1);
-        match kind {
-            Some(kind) if parts.iter().all(|&a| self.may_reduce(at, a, kind)) => {
+        let kind = at.partial.first().map_or(ReduceKind::Sum, |p| p.1);
+        let free = |w: &AxisRef| at.axes().all(|a| !a.overlaps(*w));
+        let open = |w: &AxisRef| self.cuts.parts(*w).iter().all(|&a| self.may_reduce(at, a, kind));
+        for scatter in [true, false] {
+            let fits = |w: &&AxisRef| if scatter { open(w) } else { free(w) };
+            let k = self.goal.dims[d][have..].iter().take_while(fits).count();
+            if k == 0 {
+                continue;
+            }
+            let wanted = &self.goal.dims[d][have..have + k];
+            let mut next = at.clone();
+            next.dims[d].extend_from_slice(wanted);
+            let axes = match next.dims[d] == self.goal.dims[d] && have == 0 {
+                true => self.to.dims[d].clone(),
+                false => merge_dim(global, wanted),
+            };
+            if scatter {
+                let parts = self.cuts.parts_of(wanted);
                 next.partial.retain(|p| !parts.contains(&p.0));
                 moves.push((Op::Collective(Collective::ReduceScatter { axes, dim: d, kind, global }), next));
-            }
-            _ if wanted.iter().all(|w| at.axes().all(|a| !a.overlaps(*w))) => {
+            } else {
                 moves.push((Op::ShardSlice(ShardSlice { axes, dim: d, global }), next));
             }
-            _ => {}
         }
     }
 

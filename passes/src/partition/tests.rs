@@ -184,6 +184,12 @@ fn one_collective_names_the_whole_axis() {
     let steps = plan(&Cluster::a100(), &mesh(4), &Type::f32([8]), &from, &to).unwrap();
     let reduce = Collective::AllReduce { axes: vec![sub(1, 4)], kind: ReduceKind::Sum };
     assert_eq!(steps.iter().map(|s| s.op.clone()).collect::<Vec<_>>(), [Op::Collective(reduce)]);
+    // Also over a group that spans nodes of the cluster, where two rounds would be modelled as faster.
+    let (from, to) = (summed(&[&[]], &[sub(1, 3), sub(3, 3)]), Sharding::replicated(1));
+    assert_eq!(plan(&Cluster::a100(), &mesh(9), &Type::f32([8]), &from, &to).unwrap().len(), 1);
+    let (from, to) = (split(&[&[sub(1, 3), sub(3, 3)]]), Sharding::replicated(1));
+    assert_eq!(plan(&Cluster::a100(), &mesh(9), &Type::f32([8]), &from, &to).unwrap().len(), 1);
+    let (from, to) = (summed(&[&[]], &[sub(1, 2), sub(2, 2)]), Sharding::replicated(1));
     // Nothing makes a whole value a partial one.
     assert!(plan(&Cluster::a100(), &mesh(4), &Type::f32([8]), &to, &from).is_err());
 }
