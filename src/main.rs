@@ -5,6 +5,8 @@ mod cmd;
 mod codegen_client;
 mod diagnose;
 mod interrupt;
+mod npz;
+mod open;
 mod progress;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -47,19 +49,21 @@ enum Command {
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     interrupt::install();
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(e) => {
-            let _ = e.print();
-            return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
-        }
-    };
-    let outcome = std::panic::catch_unwind(|| run(cli.command)).unwrap_or_else(|p| Err(from_panic(p.as_ref())));
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+    match std::panic::catch_unwind(parse_and_run).unwrap_or_else(|p| Err(from_panic(p.as_ref()))) {
+        Ok(code) => code,
         Err(d) => {
             diagnose::print(&d);
             ExitCode::from(d.fault.exit_code() as u8)
+        }
+    }
+}
+
+fn parse_and_run() -> Result<ExitCode, Diagnostic> {
+    match Cli::try_parse() {
+        Ok(cli) => run(cli.command).map(|()| ExitCode::SUCCESS),
+        Err(e) => {
+            let _ = e.print();
+            Ok(ExitCode::from(if e.use_stderr() { 2 } else { 0 }))
         }
     }
 }

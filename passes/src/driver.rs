@@ -4,7 +4,8 @@ use crate::cost::Cluster;
 use crate::lower::{self, LowerInput};
 use crate::plan::Plan;
 use crate::report::{PassReport, Report, VerifyReport, report};
-use crate::{assign_shardings, outline, partition, rewrite, verify};
+use crate::solve::Assignment;
+use crate::{assign_shardings, outline, partition, rewrite, solve, verify};
 use pcc_ir::program::{BatchPlan, ModelInfo, Program, WeightsRef};
 use pcc_ir::{Diagnostic, Mesh, Module};
 use std::time::Instant;
@@ -13,6 +14,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
     Outline,
+    SolveShardings,
     AssignShardings,
     Partition,
     RewriteCollectives,
@@ -23,12 +25,20 @@ pub enum Pass {
 impl Pass {
     /// In the order they run: sharding needs functions, partitioning needs shardings, rewriting needs collectives, lowering comes
     /// last, and the checker sees every level.
-    pub const ALL: [Pass; 6] =
-        [Pass::Outline, Pass::AssignShardings, Pass::Partition, Pass::RewriteCollectives, Pass::Lower, Pass::Verify];
+    pub const ALL: [Pass; 7] = [
+        Pass::Outline,
+        Pass::SolveShardings,
+        Pass::AssignShardings,
+        Pass::Partition,
+        Pass::RewriteCollectives,
+        Pass::Lower,
+        Pass::Verify,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
             Pass::Outline => "outline",
+            Pass::SolveShardings => "solve_shardings",
             Pass::AssignShardings => "assign_shardings",
             Pass::Partition => "partition",
             Pass::RewriteCollectives => "rewrite_collectives",
@@ -41,12 +51,18 @@ impl Pass {
     pub fn summary(self) -> &'static str {
         match self {
             Pass::Outline => "turn repeated parts of a flat graph into functions",
-            Pass::AssignShardings => "choose a sharding for every value, insert reshards",
+            Pass::SolveShardings => "choose a sharding for every value",
+            Pass::AssignShardings => "write shardings into the module, insert reshards",
             Pass::Partition => "make shapes local and collectives explicit",
             Pass::RewriteCollectives => "replace collectives by cheaper equal ones",
             Pass::Lower => "fuse kernels, plan buffers, cut stages",
             Pass::Verify => "prove every claim",
         }
+    }
+
+    /// Whether the pass brings a module to a module, so that `opt` can run it.
+    pub fn is_module_pass(self) -> bool {
+        !matches!(self, Pass::SolveShardings | Pass::Lower | Pass::Verify)
     }
 
     pub fn from_name(name: &str) -> Option<Self> {
@@ -63,6 +79,18 @@ pub enum Level {
     Program,
 }
 
+impl Level {
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "graph" => Some(Level::Graph),
+            "sharded" => Some(Level::Sharded),
+            "local" => Some(Level::Local),
+            "program" => Some(Level::Program),
+            _ => None,
+        }
+    }
+}
+
 /// What to compile for.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -72,6 +100,7 @@ pub struct Options {
     pub batch: BatchPlan,
     /// Bytes of device memory that bound a stage.
     pub memory: Option<u64>,
+    /// A plan to replay instead of searching.
     pub plan: Option<Plan>,
     pub info: ModelInfo,
     pub weights: Option<WeightsRef>,
@@ -129,6 +158,53 @@ impl Runner {
     }
 }
 
+/// Runs module passes in the order given, each checked to exist for modules; `check` is called after each.
+///
+/// # Errors
+/// What a pass or `check` reports; a pass that makes no module, or one whose predecessor is missing.
+pub fn run_passes(
+    mut module: Module,
+    passes: &[Pass],
+    sp: bool,
+    check: impl Fn(Pass, &Module) -> Result<(), Diagnostic>,
+) -> Result<Module, Diagnostic> {
+    let cluster = Cluster::a100();
+    let mut sharded = None;
+    for &pass in passes {
+        module = match pass {
+            Pass::Outline => outline::outline(&module, module.mesh.pp as usize)?,
+            Pass::AssignShardings => {
+                let assignment = solve(&module, sp, &cluster)?;
+                assign_shardings::assign_shardings(&module, &assignment, &module.mesh, &cluster)?
+            }
+            Pass::Partition => {
+                let local = partition::partition(&module)?;
+                sharded = Some(module);
+                local
+            }
+            Pass::RewriteCollectives => {
+                let Some(sharded) = &sharded else {
+                    return Err(Diagnostic::usage("rewrite_collectives needs the module before partitioning")
+                        .help("run partition,rewrite_collectives on a sharded module"));
+                };
+                rewrite::rewrite_collectives(&mut module, sharded)?;
+                module
+            }
+            Pass::SolveShardings | Pass::Lower | Pass::Verify => {
+                return Err(Diagnostic::usage(format!("`{}` makes no module", pass.name())));
+            }
+        };
+        check(pass, &module)?;
+    }
+    Ok(module)
+}
+
+/// Chooses shardings.
+fn solve(graph: &Module, sp: bool, cluster: &Cluster) -> Result<Assignment, Diagnostic> {
+    let options = solve::Options { sp, cluster: cluster.clone(), ..solve::Options::new(graph.mesh) };
+    Ok(solve::solve(graph, &options)?.assignment)
+}
+
 /// Compiles a graph module.
 ///
 /// # Errors
@@ -137,16 +213,24 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
     let cluster = Cluster::a100();
     graph.mesh = options.mesh;
     let mut run = Runner { passes: Vec::new(), print_after: options.print_after };
-    let graph = run.module(Pass::Outline, || outline::outline(graph))?;
-    let solve = assign_shardings::SolveOptions {
-        sp: options.sp,
-        cluster: cluster.clone(),
-        plan: options.plan.as_ref(),
-    };
-    let sharded = run.module(Pass::AssignShardings, || assign_shardings::assign_shardings(&graph, &solve))?;
+    let graph = run.module(Pass::Outline, || outline::outline(&graph, options.mesh.pp as usize))?;
+    let assignment = run.step(Pass::SolveShardings, || match &options.plan {
+        Some(plan) => plan.assignment(&graph, &options.mesh, options.sp),
+        None => solve(&graph, options.sp, &cluster),
+    })?;
+    let sharded = run.module(Pass::AssignShardings, || {
+        assign_shardings::assign_shardings(&graph, &assignment, &options.mesh, &cluster)
+    })?;
     let local = run.module(Pass::Partition, || partition::partition(&sharded))?;
-    let local = run.module(Pass::RewriteCollectives, || rewrite::rewrite_collectives(&local))?;
-    let stages = options.plan.as_ref().and_then(|p| p.stages.clone());
+    let local = run.module(Pass::RewriteCollectives, || {
+        let mut local = local;
+        rewrite::rewrite_collectives(&mut local, &sharded)?;
+        Ok(local)
+    })?;
+    let stages = match &options.plan {
+        Some(plan) if !plan.stages.is_empty() => Some(stage_ranges(&plan.stages)),
+        _ => None,
+    };
     let input = LowerInput {
         sharded: &sharded,
         local: &local,
@@ -173,7 +257,21 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
         functions: summary.functions,
         seconds: start.elapsed().as_secs_f64(),
     };
+    let mut plan = Plan::new(&graph, &assignment, options.mesh, options.sp, options.batch);
+    plan.stages = cut.iter().map(|r| r.len()).collect();
     report.compile.passes = run.passes;
-    let plan = Plan::of(&sharded, options.sp, options.batch, &cut);
     Ok(Compiled { graph, sharded, local, program, plan, report })
+}
+
+/// Lengths of consecutive stages as ranges of calls.
+fn stage_ranges(lengths: &[usize]) -> Vec<std::ops::Range<usize>> {
+    let mut start = 0;
+    lengths
+        .iter()
+        .map(|&n| {
+            let range = start..start + n;
+            start = range.end;
+            range
+        })
+        .collect()
 }

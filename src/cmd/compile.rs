@@ -1,7 +1,7 @@
 //! `pcc compile MODEL`.
 
 use super::{grouped, inspect, print_json, print_text};
-use crate::artifact_output::{self, Parts};
+use crate::artifact_output;
 use crate::codegen_client::CodegenClient;
 use crate::{diagnose, interrupt, progress};
 use pcc_frontend::{LoadOptions, Summary};
@@ -10,6 +10,7 @@ use pcc_ir::{Axis, Diagnostic, Mesh};
 use pcc_passes::driver::{self, Compiled, Options};
 use pcc_passes::plan::Plan;
 use pcc_passes::report::Report;
+use pcc_runtime::{Artifact, Contents};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -54,7 +55,7 @@ pub struct Args {
     #[arg(short, long)]
     output: Option<PathBuf>,
     /// Print a level of the program instead of writing an artifact
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_level)]
     emit: Option<driver::Level>,
     /// Print the module after a pass (on stderr)
     #[arg(long, value_name = "PASS", value_parser = parse_pass)]
@@ -78,7 +79,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let spinner = progress::spinner(args.json);
     spinner.set_message("reading the model");
     let summary = pcc_frontend::describe(&args.model)?;
-    let batch = batch_plan(args, &summary)?;
+    let batch = batch_plan(args)?;
     let output = output_path(args, &summary)?;
     let model = pcc_frontend::load(
         &args.model,
@@ -91,7 +92,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     )?;
     let plan = args.plan.as_deref().map(read_plan).transpose()?;
     let weights = match &model.checkpoint {
-        Some(c) => Some(WeightsRef { path: absolute(c.path())?, digest: c.header_digest().to_owned() }),
+        Some(c) => Some(WeightsRef { path: absolute(c.path())?, digest: c.header_digest() }),
         None => None,
     };
     let mut info = model.info.clone();
@@ -142,7 +143,7 @@ fn mesh(args: &Args) -> Result<Mesh, Diagnostic> {
 /// Most rows of a batch: more is a mistake, and sizes stay far from overflow.
 const MAX_BATCH: usize = 1 << 20;
 
-fn batch_plan(args: &Args, summary: &Summary) -> Result<BatchPlan, Diagnostic> {
+fn batch_plan(args: &Args) -> Result<BatchPlan, Diagnostic> {
     let replicas = args.dp as usize;
     if args.batch == Some(0) || args.micro_batches == Some(0) || args.seq == Some(0) {
         return Err(Diagnostic::usage("--batch, --seq and --micro-batches must be at least 1"));
@@ -164,7 +165,6 @@ fn batch_plan(args: &Args, summary: &Summary) -> Result<BatchPlan, Diagnostic> {
     if batch > MAX_BATCH {
         return Err(Diagnostic::usage(format!("a batch of {batch} rows")).help(format!("the most is {MAX_BATCH}")));
     }
-    let _ = summary;
     Ok(BatchPlan { batch, replicas, micro_batches })
 }
 
@@ -221,7 +221,14 @@ fn write_artifact(mut c: Compiled, client: CodegenClient, output: &Path, start: 
     });
     report.compile.seconds = start.elapsed().as_secs_f64();
     report.compile.peak_rss_bytes = peak_rss();
-    artifact_output::write(output, &Parts { program: &c.program, object: &object, report: &report, plan: &c.plan })?;
+    let json = |e: serde_json::Error| Diagnostic::internal(format!("the artifact as JSON: {e}"));
+    let contents = Contents {
+        program: &c.program,
+        kernels: (!kernels.is_empty()).then_some(&*object),
+        report: &serde_json::to_value(&report).map_err(json)?,
+        plan: &serde_json::to_value(&c.plan).map_err(json)?,
+    };
+    Artifact::write(output, &contents)?;
     Ok(report)
 }
 
@@ -262,6 +269,10 @@ fn summary_text(r: &Report, output: &Path) -> String {
         output.display()
     );
     out
+}
+
+fn parse_level(name: &str) -> Result<driver::Level, String> {
+    driver::Level::from_name(name).ok_or_else(|| "there are graph, sharded, local and program".to_owned())
 }
 
 fn parse_pass(name: &str) -> Result<driver::Pass, String> {

@@ -1,0 +1,193 @@
+//! `pcc generate ARTIFACT --prompt TEXT`.
+
+use super::{print_json, print_text};
+use crate::open;
+use pcc_frontend::tokenizer::Tokenizer;
+use pcc_ir::Diagnostic;
+use pcc_ir::program::Task;
+use pcc_runtime::{Generation, Sampling, Session};
+use serde::Serialize;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Artifact directory (NAME.pcc) of a language model
+    artifact: PathBuf,
+    #[command(flatten)]
+    open: open::Args,
+    /// Text to continue; several times: a batch
+    #[arg(long, required = true)]
+    prompt: Vec<String>,
+    /// Most tokens to generate for each prompt
+    #[arg(long, default_value_t = 64)]
+    max_tokens: usize,
+    /// 0 always takes the likeliest token
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Sample among the likeliest tokens that make up this probability
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Seed of sampling
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Stop when the text contains this
+    #[arg(long)]
+    stop: Vec<String>,
+    /// Wrap the prompt as a chat message (ChatML)
+    #[arg(long)]
+    chat: bool,
+    /// Tokenizer: tokenizer.json, a folder with one, or a GGUF file [default: the model's]
+    #[arg(long)]
+    tokenizer: Option<PathBuf>,
+    /// One JSON object on stdout instead of streamed text
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    prompt_tokens: Vec<u32>,
+    tokens: Vec<u32>,
+    text: String,
+}
+
+#[derive(Serialize)]
+struct Seconds {
+    prefill: f64,
+    decode: f64,
+}
+
+pub fn run(args: &Args) -> Result<(), Diagnostic> {
+    check(args)?;
+    let mut session = open::session(&args.artifact, &args.open, args.json)?;
+    let tokenizer = tokenizer(&session, args.tokenizer.as_deref())?;
+    if session.program().model.task != Task::CausalLm {
+        return Err(Diagnostic::input("this model does not generate text")
+            .why("it is no causal language model")
+            .help("use `pcc run` for its outputs"));
+    }
+    let encode = |p: &String| if args.chat { tokenizer.encode_chat(None, p) } else { tokenizer.encode(p) };
+    let prompts = args.prompt.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+    let sampling = Sampling { temperature: args.temperature, top_p: args.top_p, seed: args.seed };
+    let mut rows = Rows::new(args, &tokenizer, &prompts);
+    let mut eos = session.program().model.eos.clone();
+    eos.extend_from_slice(tokenizer.eos());
+    let timing = pcc_runtime::generate(
+        &mut session,
+        &Generation { prompts: &prompts, max_tokens: args.max_tokens, sampling, stop_tokens: &eos },
+        &mut |row, token| rows.push(row, token),
+    )?;
+    open::write_trace(&mut session, &args.open)?;
+    let seconds = Seconds { prefill: timing.prefill, decode: timing.decode };
+    rows.finish(&prompts, seconds)
+}
+
+fn check(args: &Args) -> Result<(), Diagnostic> {
+    if !(args.temperature >= 0.0 && args.temperature.is_finite()) {
+        return Err(Diagnostic::usage(format!("--temperature {}", args.temperature)).help("it is 0 or more"));
+    }
+    if !(args.top_p > 0.0 && args.top_p <= 1.0) {
+        return Err(Diagnostic::usage(format!("--top-p {}", args.top_p)).help("it is above 0 and at most 1"));
+    }
+    if args.max_tokens == 0 {
+        return Err(Diagnostic::usage("--max-tokens 0 generates nothing").help("use 1 or more"));
+    }
+    if args.stop.iter().any(String::is_empty) {
+        return Err(Diagnostic::usage("--stop is an empty text"));
+    }
+    Ok(())
+}
+
+fn tokenizer(session: &Session, given: Option<&Path>) -> Result<Tokenizer, Diagnostic> {
+    let known = session.program().model.tokenizer.as_ref().map(PathBuf::from);
+    match given.map(Path::to_path_buf).or(known) {
+        Some(path) => Tokenizer::open(&path),
+        None => Err(Diagnostic::input("the model came without a tokenizer")
+            .help("give --tokenizer FILE, a tokenizer.json or a GGUF file, or use `pcc run` on token ids")),
+    }
+}
+
+/// The rows under way: streams a single one, collects several.
+struct Rows<'a> {
+    args: &'a Args,
+    streams: Vec<pcc_frontend::tokenizer::TextStream<'a>>,
+    texts: Vec<String>,
+    /// Bytes of each text that are printed.
+    printed: Vec<usize>,
+    tokens: Vec<Vec<u32>>,
+}
+
+impl<'a> Rows<'a> {
+    fn new(args: &'a Args, tokenizer: &'a Tokenizer, prompts: &[Vec<u32>]) -> Self {
+        let n = prompts.len();
+        let streams = prompts.iter().map(|p| tokenizer.stream_after(p)).collect();
+        Self { args, streams, texts: vec![String::new(); n], printed: vec![0; n], tokens: vec![Vec::new(); n] }
+    }
+
+    fn streaming(&self) -> bool {
+        !self.args.json && self.texts.len() == 1
+    }
+
+    /// Takes a token; false ends the row.
+    fn push(&mut self, row: usize, token: u32) -> Result<bool, Diagnostic> {
+        self.tokens[row].push(token);
+        let piece = self.streams[row].push(token)?;
+        self.texts[row] += &piece;
+        let stop = self.args.stop.iter().filter_map(|s| self.texts[row].find(s.as_str())).min();
+        if let Some(at) = stop {
+            self.texts[row].truncate(at);
+        }
+        self.print(row, stop.is_some())?;
+        Ok(stop.is_none())
+    }
+
+    /// Prints what cannot become part of a stop text any more.
+    fn print(&mut self, row: usize, all: bool) -> Result<(), Diagnostic> {
+        if !self.streaming() {
+            return Ok(());
+        }
+        let text = &self.texts[row];
+        let hold = if all { 0 } else { self.args.stop.iter().map(|s| s.len() - 1).max().unwrap_or(0) };
+        let mut end = text.len().saturating_sub(hold).max(self.printed[row]);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut out = std::io::stdout().lock();
+        let piece = text.get(self.printed[row]..end).unwrap_or_default();
+        let written = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
+        self.printed[row] = self.printed[row].max(end);
+        match written {
+            Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+                Err(Diagnostic::run("cannot write to standard output").why(e.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn finish(mut self, prompts: &[Vec<u32>], seconds: Seconds) -> Result<(), Diagnostic> {
+        for (row, stream) in std::mem::take(&mut self.streams).into_iter().enumerate() {
+            let stopped = self.args.stop.iter().any(|_| self.printed[row] > self.texts[row].len());
+            if !stopped {
+                self.texts[row] += &stream.finish()?;
+            }
+        }
+        if self.streaming() {
+            self.print(0, true)?;
+            return print_text("");
+        }
+        let mut rows: Vec<Row> = Vec::new();
+        for ((prompt, tokens), text) in prompts.iter().zip(&self.tokens).zip(&self.texts) {
+            rows.push(Row { prompt_tokens: prompt.clone(), tokens: tokens.clone(), text: text.clone() });
+        }
+        if !self.args.json {
+            return rows.iter().zip(&self.args.prompt).try_for_each(|(r, p)| print_text(&format!("{p}{}\n", r.text)));
+        }
+        match rows.as_slice() {
+            [one] => print_json(&serde_json::json!({
+                "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "text": one.text, "seconds": seconds,
+            })),
+            _ => print_json(&serde_json::json!({ "rows": rows, "seconds": seconds })),
+        }
+    }
+}
