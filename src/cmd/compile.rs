@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let spinner = progress::spinner(args.json);
     spinner.set_message("reading the model");
     let summary = pcc_frontend::describe(&args.model)?;
-    let batch = batch_plan(args)?;
+    let batch = batch_plan(args, &summary)?;
     let output = output_path(args, &summary)?;
     let model = pcc_frontend::load(
         &args.model,
@@ -143,7 +143,7 @@ fn mesh(args: &Args) -> Result<Mesh, Diagnostic> {
 /// Most rows of a batch: more is a mistake, and sizes stay far from overflow.
 const MAX_BATCH: usize = 1 << 20;
 
-fn batch_plan(args: &Args) -> Result<BatchPlan, Diagnostic> {
+fn batch_plan(args: &Args, summary: &Summary) -> Result<BatchPlan, Diagnostic> {
     let replicas = args.dp as usize;
     if args.batch == Some(0) || args.micro_batches == Some(0) || args.seq == Some(0) {
         return Err(Diagnostic::usage("--batch, --seq and --micro-batches must be at least 1"));
@@ -151,7 +151,9 @@ fn batch_plan(args: &Args) -> Result<BatchPlan, Diagnostic> {
     let rows = args.batch.map_or(usize::MAX, |b| b / replicas);
     let micro_batches = args.micro_batches.unwrap_or((args.pp as usize).min(rows).max(1));
     let cells = replicas.saturating_mul(micro_batches);
-    let batch = args.batch.unwrap_or(cells);
+    // A file that fixes the rows of a micro-batch over all replicas fixes the batch.
+    let fixed = summary.rows.map(|rows| rows.saturating_mul(micro_batches));
+    let batch = args.batch.or(fixed).unwrap_or(cells);
     if batch < cells {
         let most = (batch / replicas).max(1);
         return Err(Diagnostic::input(format!("a batch of {batch} rows leaves a replica or a micro-batch without a row"))

@@ -36,10 +36,12 @@ impl<'a> Lexer<'a> {
 
     /// An error here, with what was expected.
     pub fn error(&self, expected: &str) -> Diagnostic {
-        let before = &self.text[..self.at];
+        // The place is that of the next token, not of the white space before it.
+        let rest = self.rest().trim_start();
+        let before = &self.text[..self.text.len() - rest.len()];
         let line = before.matches('\n').count() + 1;
         let column = before.len() - before.rfind('\n').map_or(0, |i| i + 1) + 1;
-        let found: String = self.rest().chars().take_while(|c| *c != '\n').take(24).collect();
+        let found: String = rest.chars().take_while(|c| *c != '\n').take(24).collect();
         let found = if found.is_empty() { "the end".to_owned() } else { format!("`{found}`") };
         Diagnostic::input("the text is no module")
             .at(format!("line {line}, column {column}"))

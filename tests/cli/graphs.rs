@@ -1,0 +1,98 @@
+//! model.json files whose graph is wrong: the message names the place in the file.
+
+use super::{example, fails, folder};
+use serde_json::{Value, json};
+
+fn mlp() -> Value {
+    let text = std::fs::read_to_string(example("mlp.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Compiles the example after a change: exit 1, one message with these words.
+#[track_caller]
+fn refused(change: impl FnOnce(&mut Value), words: &[&str]) {
+    let mut model = mlp();
+    change(&mut model);
+    let place = folder();
+    std::fs::write(place.path().join("model.json"), model.to_string()).unwrap();
+    fails(place.path(), &["compile", "model.json", "--batch", "8", "-o", "out.pcc"], 1, words);
+}
+
+fn body(m: &mut Value) -> &mut Value {
+    &mut m["functions"][0]["body"]
+}
+
+#[test]
+fn unknown_op() {
+    refused(
+        |m| body(m)[3]["op"] = json!("geluu"),
+        &["functions[0].body[3].op", "`geluu` is no op", "`gelu`"],
+    );
+}
+
+#[test]
+fn missing_value_and_tensor() {
+    refused(|m| body(m)[3]["in"] = json!(["h_biazed"]), &["functions[0].body[3].in[0]", "`h_biased`"]);
+    refused(
+        |m| m["entries"][0]["args"][1] = json!({"param": "fc3.weight"}),
+        &["entries[0].args[1]", "fc3.weight"],
+    );
+}
+
+#[test]
+fn shape_mismatch() {
+    refused(
+        |m| m["functions"][0]["args"][1]["type"] = json!("f32[21,48]"),
+        &["functions[0].body[0]", "dot_general"],
+    );
+    refused(|m| m["params"][0]["type"] = json!("f32[48,20]"), &["entries[0].args[1]", "fc1.weight"]);
+}
+
+#[test]
+fn cycle() {
+    refused(|m| body(m)[0]["in"] = json!(["hidden", "w1"]), &["circle"]);
+    refused(|m| body(m)[3]["op"] = json!({"call": "main"}), &["circle", "main"]);
+}
+
+#[test]
+fn duplicate_name() {
+    refused(|m| body(m)[3]["out"] = json!(["h"]), &["defined twice", "`h`"]);
+    refused(
+        |m| {
+            let again = m["params"][0].clone();
+            m["params"].as_array_mut().unwrap().push(again);
+        },
+        &["fc1.weight", "twice"],
+    );
+}
+
+#[test]
+fn zero_and_overflowing_dims() {
+    refused(|m| m["functions"][0]["args"][0]["type"] = json!("f32[8,0]"), &["functions[0].args[0].type"]);
+    refused(|m| m["params"][0]["type"] = json!("f32[4294967296,4294967296]"), &["params[0].type", "2^60"]);
+    refused(|m| m["params"][0]["type"] = json!("f32[99999999999999999999]"), &["params[0].type"]);
+    refused(|m| body(m)[1]["op"]["broadcast"]["shape"] = json!([8, 0]), &["functions[0].body[1]"]);
+}
+
+/// Functions that call their callees twice, 40 deep: 2^40 instructions if they were carried out.
+#[test]
+fn exploding_calls() {
+    let mut model = mlp();
+    let x = json!({"name": "x", "type": "f32[8,20]"});
+    let mut functions = vec![json!({
+        "name": "f0", "args": [x], "results": ["y"], "body": [{"op": "gelu", "in": ["x"], "out": ["y"]}],
+    })];
+    for i in 1..40 {
+        let call =
+            |from: &str, to: &str| json!({"op": {"call": format!("f{}", i - 1)}, "in": [from], "out": [to]});
+        let body = json!([call("x", "z"), call("z", "y")]);
+        functions.push(json!({"name": format!("f{i}"), "args": [x], "results": ["y"], "body": body}));
+    }
+    model["params"] = json!([]);
+    model["functions"] = json!(functions);
+    model["entries"] =
+        json!([{"name": "forward", "function": "f39", "args": [{"input": "x"}], "results": ["y"]}]);
+    let place = folder();
+    std::fs::write(place.path().join("model.json"), model.to_string()).unwrap();
+    fails(place.path(), &["compile", "model.json", "--batch", "8"], 1, &["too far"]);
+}

@@ -1,0 +1,182 @@
+//! What artifacts compute: the same on every mesh, the same bits for any number of workers.
+
+use super::{example, folder, json, models, npz, succeeds};
+use std::path::Path;
+
+const ROWS: usize = 5;
+const SEQ: usize = 13;
+
+/// Compiles, runs `forward`, and gives an output.
+fn outputs(model: &str, args: &[&str], input: &Path, output: &str) -> (Vec<u64>, Vec<f32>) {
+    let place = folder();
+    let artifact = models::artifact(model, args);
+    let out = place.path().join("out.npz");
+    let (artifact, input) = (artifact.to_str().unwrap(), input.to_str().unwrap());
+    succeeds(place.path(), &["run", artifact, "--input", input, "--output", out.to_str().unwrap()]);
+    npz::read_f32(&out, output)
+}
+
+/// The largest difference from the unpartitioned model, relative to the largest value.
+#[track_caller]
+fn same_on(model: &str, common: &[&str], meshes: &[&[&str]], input: &Path, output: &str, shape: &[u64]) {
+    let whole = outputs(model, common, input, output);
+    assert_eq!(whole.0, shape);
+    let largest = whole.1.iter().fold(0f32, |m, x| m.max(x.abs()));
+    assert!(largest > 0.0 && whole.1.iter().all(|x| x.is_finite()));
+    for mesh in meshes {
+        let got = outputs(model, &[common, mesh].concat(), input, output);
+        assert_eq!(got.0, whole.0, "{model} on {mesh:?}");
+        let worst = whole.1.iter().zip(&got.1).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= 3e-4 * largest.max(1.0), "{model} on {mesh:?} differs by {worst} of {largest}");
+    }
+}
+
+#[test]
+fn llama_is_the_same_on_every_mesh() {
+    let place = folder();
+    let input = npz::token_file(place.path(), ROWS, SEQ);
+    let meshes: [&[&str]; 7] = [
+        &["--tp", "2"],
+        &["--tp", "5"],
+        &["--tp", "4", "--sp"],
+        &["--pp", "3"],
+        &["--dp", "2"],
+        &["--tp", "3", "--pp", "2", "--dp", "2"],
+        &["--tp", "2", "--pp", "7", "--dp", "2", "--micro-batches", "2", "--sp"],
+    ];
+    same_on("llama", &["--seq", "16", "--batch", "5"], &meshes, &input, "logits", &[5, 13, 101]);
+}
+
+#[test]
+fn gpt2_is_the_same_on_every_mesh() {
+    let place = folder();
+    let input = npz::token_file(place.path(), 4, 32);
+    let meshes: [&[&str]; 3] =
+        [&["--tp", "4"], &["--tp", "7", "--sp"], &["--tp", "2", "--pp", "2", "--dp", "2"]];
+    same_on("gpt2", &["--seq", "32", "--batch", "4"], &meshes, &input, "logits", &[4, 32, 101]);
+}
+
+#[test]
+fn bert_is_the_same_on_every_mesh() {
+    let place = folder();
+    let input = place.path().join("in.npz");
+    let mask = (0..ROWS * SEQ).map(|i| i32::from(i % SEQ < 4 + i / SEQ * 2)).collect();
+    let types = (0..ROWS * SEQ).map(|i| i32::from(i % SEQ > 3)).collect();
+    let shape: &[u64] = &[ROWS as u64, SEQ as u64];
+    npz::write_i32(
+        &input,
+        &[
+            ("tokens", shape, npz::tokens(ROWS, SEQ)),
+            ("attention_mask", shape, mask),
+            ("token_types", shape, types),
+        ],
+    );
+    let meshes: [&[&str]; 4] =
+        [&["--tp", "4"], &["--pp", "4"], &["--dp", "2", "--tp", "2"], &["--tp", "5", "--sp"]];
+    same_on("bert", &["--seq", "16", "--batch", "5"], &meshes, &input, "last_hidden_state", &[5, 13, 48]);
+}
+
+#[test]
+fn graphs_are_the_same_on_every_mesh() {
+    let place = folder();
+    let input = place.path().join("in.npz");
+    let x = |n: usize| (0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>();
+    npz::write_f32(&input, "x", &[8, 20], x(160));
+    let meshes: [&[&str]; 3] = [&["--tp", "3"], &["--tp", "4", "--pp", "2"], &["--tp", "2", "--dp", "2"]];
+    same_on(
+        "mlp.json",
+        &["--batch", "8", "--micro-batches", "1"],
+        &meshes,
+        &input,
+        "probabilities",
+        &[8, 10],
+    );
+    npz::write_f32(&input, "x", &[6, 40], x(240));
+    let text = std::fs::read_to_string(example("skip.json")).unwrap();
+    let doc: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let output = doc["entries"][0]["results"][0].as_str().unwrap();
+    let meshes: [&[&str]; 2] = [&["--tp", "5"], &["--tp", "2", "--pp", "3"]];
+    same_on("skip.json", &["--batch", "6", "--micro-batches", "1"], &meshes, &input, output, &[6, 40]);
+}
+
+/// Bits do not depend on how many threads there are, nor on which run it is.
+#[test]
+fn workers_do_not_change_a_bit() {
+    let place = folder();
+    let input = npz::token_file(place.path(), ROWS, SEQ);
+    let artifact =
+        models::artifact("llama", &["--seq", "16", "--batch", "5", "--tp", "3", "--pp", "2", "--dp", "2"]);
+    let mut files = Vec::new();
+    for (i, workers) in ["1", "2", "5", "2"].into_iter().enumerate() {
+        let out = place.path().join(format!("out{i}.npz"));
+        let args =
+            ["run", artifact.to_str().unwrap(), "--input", input.to_str().unwrap(), "--workers", workers];
+        succeeds(place.path(), &[&args[..], &["--output", out.to_str().unwrap()]].concat());
+        files.push(std::fs::read(&out).unwrap());
+    }
+    assert!(files.iter().all(|f| *f == files[0]));
+}
+
+/// A row's outputs depend on its own tokens and length only: batch, padding and other rows do not matter.
+#[test]
+fn rows_are_independent() {
+    let place = folder();
+    let args = ["--seq", "16", "--batch", "5", "--tp", "3", "--pp", "2", "--dp", "2"];
+    let tokens = npz::tokens(ROWS, SEQ);
+    let lengths = [13, 1, 7, 12, 2];
+    let batch = place.path().join("batch.npz");
+    npz::write_i32(&batch, &[("tokens", &[5, 13], tokens.clone()), ("lengths", &[5], lengths.to_vec())]);
+    let (_, all) = outputs("llama", &args, &batch, "logits");
+    for (row, (tokens, length)) in tokens.chunks(SEQ).zip(lengths).enumerate().take(3) {
+        let one = place.path().join("one.npz");
+        let n = length as usize;
+        npz::write_i32(&one, &[("tokens", &[1, n as u64], tokens[..n].to_vec())]);
+        let (shape, alone) = outputs("llama", &args, &one, "logits");
+        assert_eq!(shape, [1, n as u64, 101]);
+        let together = &all[row * SEQ * 101..][..n * 101];
+        let worst = alone.iter().zip(together).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= 3e-4, "row {row} of length {n} differs by {worst}");
+    }
+}
+
+#[test]
+fn run_reports_what_it_did() {
+    let place = folder();
+    let input = npz::token_file(place.path(), 2, 9);
+    let artifact = models::artifact("llama", &["--seq", "16", "--batch", "5"]);
+    let artifact = artifact.to_str().unwrap();
+    let args = [
+        "run",
+        artifact,
+        "--input",
+        input.to_str().unwrap(),
+        "--output",
+        "last.npz",
+        "--output-last",
+        "--steps",
+        "2",
+        "--json",
+    ];
+    let o = json(place.path(), &[&args[..], &["--trace", "trace.json"]].concat());
+    assert_eq!((o["entry"].as_str(), o["rows"].as_u64()), (Some("forward"), Some(2)));
+    assert_eq!(o["seconds"]["steps"].as_array().unwrap().len(), 2);
+    let (shape, last) = npz::read_f32(&place.path().join("last.npz"), "logits");
+    assert_eq!(shape, [2, 101]);
+    let (_, all) = outputs("llama", &["--seq", "16", "--batch", "5"], &input, "logits");
+    for row in 0..2 {
+        assert_eq!(last[row * 101..][..101], all[(row * 9 + 8) * 101..][..101]);
+    }
+    let trace = std::fs::read_to_string(place.path().join("trace.json")).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&trace).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 10);
+}
+
+/// 32 devices and more on a machine of few cores.
+#[test]
+fn many_virtual_devices() {
+    let place = folder();
+    let input = npz::token_file(place.path(), 1, 5);
+    let args = ["--seq", "8", "--tp", "8", "--pp", "7", "--dp", "4", "--batch", "28"];
+    let (shape, _) = outputs("llama", &args, &input, "logits");
+    assert_eq!(shape, [1, 5, 101]);
+}
