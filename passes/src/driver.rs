@@ -213,7 +213,11 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
     let cluster = Cluster::a100();
     graph.mesh = options.mesh;
     let mut run = Runner { passes: Vec::new(), print_after: options.print_after };
-    let graph = run.module(Pass::Outline, || outline::outline(&graph, options.mesh.pp as usize))?;
+    let graph = run.module(Pass::Outline, || {
+        let mut graph = outline::outline(&graph, options.mesh.pp as usize)?;
+        solve::label_results(&mut graph)?;
+        Ok(graph)
+    })?;
     let assignment = run.step(Pass::SolveShardings, || match &options.plan {
         Some(plan) => plan.assignment(&graph, &options.mesh, options.sp),
         None => solve(&graph, options.sp, &cluster),

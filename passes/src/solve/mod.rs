@@ -26,7 +26,7 @@ mod tests;
 use crate::cost::Cluster;
 pub use limits::fits;
 use network::{Choice, Cost};
-use pcc_ir::{Diagnostic, FuncId, Mesh, Module, Sharding};
+use pcc_ir::{Diagnostic, FuncId, Mesh, Module, Op, Sharding};
 use problem::{Builder, Problem, ReshardCosts};
 use std::collections::{BTreeMap, BTreeSet};
 use strategy::{Interner, ShardId};
@@ -293,4 +293,32 @@ fn infeasible(module: &Module, funcs: &[FuncId]) -> Diagnostic {
             "a constrained parameter is stored in a way that some use of it cannot take without gathering it",
         )
         .help("remove the constraint, or pin the parameter replicated")
+}
+
+/// Writes on the results of entries which of their dims are batch and sequence, following the labels of the inputs through
+/// the sharding rules. Entries must be chains of calls.
+pub fn label_results(module: &mut Module) -> Result<(), Diagnostic> {
+    let mut structure = Structure::of(module)?;
+    let entries: Vec<FuncId> = module.entries.iter().map(|e| e.func).collect();
+    for entry in entries {
+        for v in module.funcs[entry].results.clone() {
+            let main = &module.funcs[entry];
+            let made = main.insts.iter().find_map(|i| match i.op {
+                Op::Call(f) => i.results.iter().position(|&r| r == v).map(|at| (f, at)),
+                _ => None,
+            });
+            let Some((callee, at)) = made else { continue };
+            let inner = module.funcs[callee].results[at];
+            let labels: Vec<_> = (0..main.ty(v).rank())
+                .map(|d| {
+                    let class = structure.dim(callee, inner, d);
+                    structure.label(class)
+                })
+                .collect();
+            if labels.iter().any(Option::is_some) {
+                module.funcs[entry].values[v].labels = labels;
+            }
+        }
+    }
+    Ok(())
 }
