@@ -10,7 +10,7 @@ use pcc_ir::{Axis, Diagnostic, Mesh};
 use pcc_passes::driver::{self, Compiled, Options};
 use pcc_passes::plan::Plan;
 use pcc_passes::report::Report;
-use pcc_runtime::{Artifact, Contents};
+use pcc_runtime::{Artifact, Contents, Levels};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let compiled = driver::compile(model.module, &options)?;
     if let Some(level) = args.emit {
         spinner.finish_and_clear();
-        return print_text(&compiled.text(level)?);
+        return print_text(compiled.text(level)?.trim_end());
     }
     spinner.set_message("generating code");
     let report = match client {
@@ -224,13 +224,16 @@ fn write_artifact(mut c: Compiled, client: CodegenClient, output: &Path, start: 
     report.compile.seconds = start.elapsed().as_secs_f64();
     report.compile.peak_rss_bytes = peak_rss();
     let json = |e: serde_json::Error| Diagnostic::internal(format!("the artifact as JSON: {e}"));
+    let levels = Levels { graph: c.graph, sharded: c.sharded, local: c.local };
     let contents = Contents {
         program: &c.program,
         kernels: (!kernels.is_empty()).then_some(&*object),
         report: &serde_json::to_value(&report).map_err(json)?,
         plan: &serde_json::to_value(&c.plan).map_err(json)?,
+        levels: Some(&levels),
     };
-    Artifact::write(output, &contents)?;
+    let mut aside = None;
+    Artifact::write_watched(output, &contents, &mut |path| aside = Some(interrupt::Unfinished::new(path.to_owned())))?;
     Ok(report)
 }
 
