@@ -50,7 +50,7 @@ impl Footprint {
         for (stride, extent) in moving {
             if stride >= reach {
                 count *= extent;
-                reach = stride * (extent - 1) + reach;
+                reach += stride * (extent - 1);
             }
         }
         let bytes = (count * size).clamp(0, end - start);

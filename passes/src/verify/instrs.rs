@@ -4,21 +4,16 @@
 //! collective and result is known to depend on just the values it should, through whatever buffers, and a buffer that is overwritten
 //! too early, read too early or mixed up shows as a dependence that is missing or too many.
 
+mod exchange;
+mod kernel;
+
 use super::expect::{Exchange, Expected, Product, RowKernel, expected};
 use super::fault;
 use super::footprint::Footprint;
-use super::layout::is_flat;
 use super::memory::{Buffer, Roots};
-use super::structure::check_axes;
-use pcc_ir::kernel::{Kernel, Lane, Node};
 use pcc_ir::mesh::Mesh;
-use pcc_ir::ops::Collective;
-use pcc_ir::program::{
-    Base, CollectiveCall, CollectiveKind, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Launch, Loc,
-    Matrix, Program, Scalar,
-};
-use pcc_ir::sharding::local_extent;
-use pcc_ir::{Diagnostic, Func, ReduceKind, Type, ValueId};
+use pcc_ir::program::{Base, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Loc, Matrix, Program};
+use pcc_ir::{Diagnostic, Func, Type, ValueId};
 
 /// Checks that `code` does what `func` says. Gives the constants that calls must bind, in order.
 pub(super) fn check(
@@ -201,184 +196,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    // ---- kernels ----
-
-    fn kernel(&mut self, at: usize, launch: &Launch) -> Result<(), Diagnostic> {
-        let program: &'a Program = self.program;
-        let Some(kernel) = program.kernels.get(launch.kernel) else {
-            return Err(self.wrong(at, format!("runs kernel {}, which does not exist", launch.kernel)));
-        };
-        let rank = kernel.rank as usize;
-        let fits = launch.ptrs.len() == kernel.accesses.len()
-            && launch.extents.len() == rank
-            && launch.strides.len() == rank * kernel.accesses.len()
-            && launch.scalars.len() == kernel.scalars as usize;
-        if !fits {
-            return Err(self.wrong(at, format!("does not give kernel `{}` what it takes", kernel.name)));
-        }
-        self.scalars(at, launch)?;
-        let plain = (0..kernel.accesses.len())
-            .map(|a| self.access(at, kernel, launch, a, None))
-            .collect::<Result<Vec<_>, _>>()?;
-        let roots = self.node_roots(at, kernel, launch, &plain)?;
-        self.check_aliases(at, kernel, launch, &plain)?;
-        let reduces = kernel.nodes.iter().any(|n| matches!(n, Node::RowReduce(..)));
-        let rows = if reduces { Some(self.row_kernel(at, kernel, &roots)?) } else { None };
-        for store in &kernel.stores {
-            let mut made = rows.clone().unwrap_or_else(|| roots[store.node as usize].clone());
-            match &store.at {
-                None => self.write(at, &plain[store.access as usize], &made, false)?,
-                Some(index) => {
-                    made.join(&roots[index.index as usize]);
-                    let reach = self.access(
-                        at,
-                        kernel,
-                        launch,
-                        store.access as usize,
-                        Some((index.stride, index.limit)),
-                    )?;
-                    self.write(at, &reach, &made, true)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A kernel that reduces rows is the next one of the function, and reads what that depends on. Gives what it makes.
-    fn row_kernel(&mut self, at: usize, kernel: &Kernel, roots: &[Roots]) -> Result<Roots, Diagnostic> {
-        let Some(wanted) = self.expected.rows.get(self.rows).cloned() else {
-            return Err(self.wrong(at, "reduces rows where the function has nothing left to reduce"));
-        };
-        self.rows += 1;
-        let mut source = Roots::default();
-        kernel.stores.iter().for_each(|s| source.join(&roots[s.node as usize]));
-        if !source.same(&wanted.source) {
-            let why = self.difference("operand", &source, &wanted.source);
-            let value = fault::value(self.func, wanted.value);
-            return Err(self.wrong(at, format!("should make {value}, but reduces other values")).why(why));
-        }
-        Ok(Roots::one(wanted.result))
-    }
-
-    /// Scalars that differ from device to device are those that some op of the function needs.
-    fn scalars(&mut self, at: usize, launch: &Launch) -> Result<(), Diagnostic> {
-        for scalar in launch.scalars.iter().filter(|s| !matches!(s, Scalar::Const(_))) {
-            let mut wanted = false;
-            for ((s, _), known) in self.expected.scalars.iter().zip(&mut self.known) {
-                if s == scalar {
-                    (*known, wanted) = (true, true);
-                }
-            }
-            if !wanted {
-                return Err(
-                    self.wrong(at, format!("works on a piece of its device that no op has: {scalar:?}"))
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// The box of an access, with one more step where it is indexed at run time.
-    fn access(
-        &self,
-        at: usize,
-        kernel: &Kernel,
-        launch: &Launch,
-        access: usize,
-        indexed: Option<(u32, u32)>,
-    ) -> Result<Reach, Diagnostic> {
-        let a = &kernel.accesses[access];
-        let rank = kernel.rank as usize;
-        let strides = &launch.strides[access * rank..(access + 1) * rank];
-        let lane = (launch.extents[rank - 1], strides[rank - 1]);
-        let moves_right = match a.lane {
-            Lane::Unit => lane.1 == 1,
-            Lane::Broadcast => lane.1 == 0,
-            Lane::Strided => true,
-        };
-        if !moves_right && lane.0 != 1 {
-            return Err(self.wrong(
-                at,
-                format!("steps access {access} by {} where its code expects {:?}", lane.1, a.lane),
-            ));
-        }
-        let mut steps: Vec<(i64, i64)> =
-            launch.extents.iter().copied().zip(strides.iter().copied()).collect();
-        if let Some((stride, limit)) = indexed {
-            let Scalar::Const(stride) = launch.scalars[stride as usize] else {
-                return Err(self.wrong(at, "indexes by a stride that differs from device to device"));
-            };
-            let limit = match &launch.scalars[limit as usize] {
-                Scalar::Const(n) => *n,
-                Scalar::Valid { global, axes } => local_extent(*global as usize, axes) as i64,
-                _ => return Err(self.wrong(at, "indexes without a limit")),
-            };
-            steps.push((limit.max(1), stride));
-        }
-        self.reach(at, launch.ptrs[access], a.dtype.bytes(), &steps)
-    }
-
-    /// What each node depends on.
-    fn node_roots(
-        &self,
-        at: usize,
-        kernel: &Kernel,
-        launch: &Launch,
-        plain: &[Reach],
-    ) -> Result<Vec<Roots>, Diagnostic> {
-        let mut roots: Vec<Roots> = Vec::with_capacity(kernel.nodes.len());
-        for node in &kernel.nodes {
-            let mut made = Roots::default();
-            node.operands().iter().for_each(|&n| made.join(&roots[n as usize]));
-            match node {
-                Node::Load(a) => made.join(&self.read(at, &plain[*a as usize])?),
-                Node::LoadAt { access, stride, limit, .. } => {
-                    let reach = self.access(at, kernel, launch, *access as usize, Some((*stride, *limit)))?;
-                    made.join(&self.read(at, &reach)?);
-                }
-                _ => {}
-            }
-            roots.push(made);
-        }
-        Ok(roots)
-    }
-
-    /// Rows run in any order and on several workers: what a kernel writes it may read only at the very same places.
-    fn check_aliases(
-        &self,
-        at: usize,
-        kernel: &Kernel,
-        launch: &Launch,
-        plain: &[Reach],
-    ) -> Result<(), Diagnostic> {
-        let rank = kernel.rank as usize;
-        let strides = |a: usize| &launch.strides[a * rank..(a + 1) * rank];
-        let indexed = |a: usize| {
-            kernel.nodes.iter().any(|n| matches!(n, Node::LoadAt { access, .. } if *access as usize == a))
-                || kernel.stores.iter().any(|s| s.access as usize == a && s.at.is_some())
-        };
-        for w in (0..plain.len()).filter(|&a| kernel.accesses[a].write) {
-            for r in (0..plain.len()).filter(|&a| a != w) {
-                let (x, y) = (&plain[w], &plain[r]);
-                if x.buffer != y.buffer || !x.at.meets(&y.at) {
-                    continue;
-                }
-                let same = launch.ptrs[w] == launch.ptrs[r]
-                    && strides(w) == strides(r)
-                    && !indexed(w)
-                    && !indexed(r);
-                let apart = kernel.accesses[r].write && !x.at.is_dense() && !y.at.is_dense();
-                if !(same && !kernel.accesses[r].write || apart) {
-                    let name = self.buffer_name(x.buffer);
-                    return Err(self.wrong(at, format!("writes over what it still reads in {name}")));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    // ---- products ----
-
     fn matrix(
         &self,
         at: usize,
@@ -453,86 +270,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    // ---- collectives ----
-
-    fn collective(&mut self, at: usize, c: &CollectiveCall) -> Result<(), Diagnostic> {
-        check_axes(self.mesh(), &c.axes).map_err(|why| self.wrong(at, why))?;
-        let Some(wanted) = self.expected.exchanges.get(self.exchanges).cloned() else {
-            return Err(self.wrong(at, format!("is an {} that the function does not have", c.kind.name())));
-        };
-        self.exchanges += 1;
-        let value = fault::value(self.func, wanted.value);
-        if let Err(why) = self.same_collective(c, &wanted) {
-            return Err(self.wrong(at, format!("should make {value}, but is another collective")).why(why));
-        }
-        let steps = |shape: &[u64]| -> Vec<(i64, i64)> {
-            let whole =
-                shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d)).and_then(|n| i64::try_from(n).ok());
-            vec![(whole.unwrap_or(0), 1)]
-        };
-        let src = self.reach(at, c.src, c.dtype.bytes(), &steps(&c.src_shape))?;
-        let dst = self.reach(at, c.dst, c.dtype.bytes(), &steps(&c.dst_shape))?;
-        let in_place = c.kind == CollectiveKind::AllReduce && c.src == c.dst;
-        if src.buffer == dst.buffer && src.at.meets(&dst.at) && !in_place {
-            return Err(self.wrong(at, format!("writes {value} over its own operand")));
-        }
-        let source = self.read(at, &src)?;
-        if !source.same(&wanted.source) {
-            let why = self.difference("operand", &source, &wanted.source);
-            return Err(self.wrong(at, format!("should make {value}, but exchanges other values")).why(why));
-        }
-        self.write(at, &dst, &Roots::one(wanted.result), false)
-    }
-
-    fn same_collective(&self, c: &CollectiveCall, wanted: &Exchange<'_>) -> Result<(), String> {
-        let (from, to) = (self.func.ty(wanted.operand), self.func.ty(wanted.value));
-        let wide = |shape: &[usize]| shape.iter().map(|&n| n as u64).collect::<Vec<_>>();
-        if (c.dtype, &c.src_shape, &c.dst_shape) != (from.dtype, &wide(&from.shape), &wide(&to.shape)) {
-            return Err(format!(
-                "it turns {:?} into {:?} of {}, not {from} into {to}",
-                c.src_shape, c.dst_shape, c.dtype
-            ));
-        }
-        let axes_text = |axes: &[pcc_ir::AxisRef]| {
-            axes.iter().map(|&a| self.mesh().axis_text(a)).collect::<Vec<_>>().join(",")
-        };
-        let (kind, axes) = (kind_of(wanted.op), wanted.op.axes());
-        if c.kind != kind || c.axes != axes {
-            let (have, want) = (c.kind.name(), kind.name());
-            return Err(format!(
-                "it is {have} over {{{}}}, not {want} over {{{}}}",
-                axes_text(&c.axes),
-                axes_text(axes)
-            ));
-        }
-        let (reduce, split, concat) = match wanted.op {
-            Collective::AllReduce { kind, .. } => (Some(*kind), None, None),
-            Collective::AllGather { dim, global, .. } => (None, None, Some((*dim, *global))),
-            Collective::ReduceScatter { kind, dim, global, .. } => (Some(*kind), Some((*dim, *global)), None),
-            Collective::AllToAll { split, split_global, concat, concat_global, .. } => {
-                (None, Some((*split, *split_global)), Some((*concat, *concat_global)))
-            }
-        };
-        let dim = |have: u32, want: Option<(usize, usize)>, what: &str| match want {
-            Some((dim, _)) if dim != have as usize => Err(format!("it {what} dim {have}, not {dim}")),
-            // Instructions cut a dim into equal parts by group position.
-            Some((_, n)) if !is_flat(n, axes) => {
-                Err(format!("dim {have} of {n} is split unevenly inside by {{{}}}", axes_text(axes)))
-            }
-            _ => Ok(()),
-        };
-        dim(c.split_dim, split, "splits")?;
-        dim(c.concat_dim, concat, "joins")?;
-        match reduce {
-            Some(kind) if kind != c.reduce => {
-                Err(format!("it reduces by {}, not {}", c.reduce.name(), ReduceKind::name(kind)))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    // ---- the end ----
-
     fn finish(self) -> Result<Vec<ConstantData>, Diagnostic> {
         let missing = |v: ValueId, what: &str| Err(fault::of_value(self.func, v, what));
         if let Some(Product { value, .. }) = self.expected.products.get(self.products) {
@@ -563,14 +300,5 @@ impl<'a> Run<'a> {
             }
         }
         Ok(self.expected.constants)
-    }
-}
-
-fn kind_of(op: &Collective) -> CollectiveKind {
-    match op {
-        Collective::AllReduce { .. } => CollectiveKind::AllReduce,
-        Collective::AllGather { .. } => CollectiveKind::AllGather,
-        Collective::ReduceScatter { .. } => CollectiveKind::ReduceScatter,
-        Collective::AllToAll { .. } => CollectiveKind::AllToAll,
     }
 }

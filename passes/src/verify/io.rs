@@ -1,6 +1,7 @@
 //! The tables of a program: mesh, batch plan, parameters, states, and what entries take and give.
 
 use super::layout::canonical;
+use super::structure::bad_sharding;
 use pcc_ir::graph::{Label, Role};
 use pcc_ir::program::{EntryProgram, IoSpec, Program, VERSION};
 use pcc_ir::{Axis, Diagnostic, Entry, Module, Sharding, Type, ValueId};
@@ -118,6 +119,7 @@ fn check_entry(
             let same = listed.next().is_some_and(|spec| {
                 spec.name == *name
                     && spec.ty == value.ty
+                    && bad_sharding(&program.mesh, value.ty.rank(), &spec.sharding).is_none()
                     && claim.is_some_and(|c| same_sharding(&value.ty, c, &spec.sharding))
                     && spec.batch_dim == label(Label::Batch)
                     && spec.seq_dim == label(Label::Seq)

@@ -146,3 +146,98 @@ pub(super) fn is_flat(n: usize, axes: &[AxisRef]) -> bool {
         len == n.saturating_sub(i * piece).min(piece) && (len == 0 || start == i * piece)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pcc_ir::sharding::span;
+    use pcc_ir::{Axis, Mesh};
+
+    const MESH: Mesh = Mesh { pp: 1, dp: 2, cp: 1, ep: 1, tp: 12 };
+
+    fn tp(pre: u32, size: u32) -> AxisRef {
+        AxisRef { axis: Axis::Tp, pre, size }
+    }
+
+    fn lists() -> Vec<Vec<AxisRef>> {
+        let dp = AxisRef { axis: Axis::Dp, pre: 1, size: 2 };
+        vec![
+            vec![],
+            vec![tp(1, 12)],
+            vec![tp(1, 2), tp(2, 6)],
+            vec![tp(1, 4), tp(4, 3)],
+            vec![tp(1, 2), tp(2, 2), tp(4, 3)],
+            vec![tp(1, 6), tp(6, 2)],
+            vec![tp(2, 6), tp(1, 2)],
+            vec![dp, tp(1, 12)],
+            vec![tp(1, 3), dp],
+            vec![tp(1, 1), tp(4, 3)],
+        ]
+    }
+
+    /// The definition: every device holds the same elements in the same local extent.
+    fn same_by_spans(n: usize, a: &[AxisRef], b: &[AxisRef]) -> bool {
+        let same = |d| {
+            let (x, y) = (span(&MESH, d, n, a), span(&MESH, d, n, b));
+            x.len == y.len && (x.len == 0 || x.start == y.start)
+        };
+        local_extent(n, a) == local_extent(n, b) && (0..MESH.devices()).all(same)
+    }
+
+    #[test]
+    fn lists_that_are_called_alike_put_the_same_elements_everywhere() {
+        for n in 1..60 {
+            for a in lists() {
+                assert!(same_by_spans(n, &a, &merged(n, &a)), "{n} {a:?}");
+                assert_eq!(merged(n, &merged(n, &a)), merged(n, &a));
+                for b in lists() {
+                    assert!(!splits_alike(n, &a, &b) || same_by_spans(n, &a, &b), "{n} {a:?} {b:?}");
+                }
+            }
+        }
+        assert!(splits_alike(24, &lists()[1], &lists()[4]) && !splits_alike(10, &lists()[1], &lists()[2]));
+    }
+
+    #[test]
+    fn what_is_taken_and_what_is_left_make_the_whole() {
+        let mut found = 0;
+        for n in 1..60 {
+            for whole in lists() {
+                for taken in lists() {
+                    let Some((rest, before)) = without_minor(n, &whole, &taken) else { continue };
+                    assert_eq!(before, local_extent(n, &rest));
+                    assert!(same_by_spans(n, &whole, &[rest, taken].concat()), "{n} {whole:?}");
+                    found += 1;
+                }
+            }
+        }
+        assert!(found > 500, "{found}");
+        assert_eq!(without_minor(24, &[tp(1, 12)], &[tp(4, 3)]), Some((vec![tp(1, 4)], 6)));
+        assert_eq!(without_minor(24, &[tp(1, 12)], &[tp(1, 4)]), None);
+    }
+
+    #[test]
+    fn pieces_are_flat_when_they_are_those_of_one_cut() {
+        for n in 1..60usize {
+            for a in lists() {
+                let group = pcc_ir::mesh::group_size(&a);
+                let flat = |d: usize| {
+                    let (i, piece, s) = (MESH.index_in(d, &a), n.div_ceil(group), span(&MESH, d, n, &a));
+                    s.len == n.saturating_sub(i * piece).min(piece) && (s.len == 0 || s.start == i * piece)
+                };
+                assert_eq!(is_flat(n, &a), (0..MESH.devices()).all(flat), "{n} {a:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn partials_end_over_exactly_the_axes_reduced() {
+        let sum = |a| (a, ReduceKind::Sum);
+        let whole = [sum(tp(1, 12))];
+        assert_eq!(without_partial(&whole, &[tp(1, 12)], ReduceKind::Sum), Some(vec![]));
+        assert_eq!(without_partial(&whole, &[tp(4, 3), tp(1, 4)], ReduceKind::Sum), Some(vec![]));
+        assert_eq!(without_partial(&whole, &[tp(1, 4)], ReduceKind::Sum), Some(vec![sum(tp(4, 3))]));
+        assert_eq!(without_partial(&whole, &[tp(1, 12)], ReduceKind::Max), None);
+        assert_eq!(without_partial(&[sum(tp(4, 3))], &[tp(1, 12)], ReduceKind::Sum), None);
+    }
+}

@@ -63,3 +63,38 @@ pub(super) fn check(entry: &EntryProgram, name: impl Fn(u32) -> String) -> Resul
     };
     Err(Diagnostic::check(format!("{what}: the pipeline of entry `{}` deadlocks", entry.name)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pcc_ir::program::{Slot, StageProgram};
+
+    fn send(to: u32, tag: u32) -> Step {
+        Step::Send { to, tag, slot: Slot::Value(0), bytes: 4 }
+    }
+
+    fn recv(from: u32, tag: u32) -> Step {
+        Step::Recv { from, tag, slot: Slot::Value(0), bytes: 4 }
+    }
+
+    fn run(stages: Vec<Vec<Step>>) -> Result<(), Diagnostic> {
+        let stages = stages.into_iter().map(|steps| StageProgram { arena_bytes: 64, steps }).collect();
+        let entry = EntryProgram { name: "forward".into(), inputs: vec![], outputs: vec![], stages };
+        check(&entry, |tag| format!("value v{tag}"))
+    }
+
+    #[test]
+    fn chains_end_and_cycles_do_not() {
+        let skip =
+            vec![vec![send(1, 1), send(2, 2)], vec![recv(0, 1), send(2, 3)], vec![recv(0, 2), recv(1, 3)]];
+        run(skip).unwrap();
+        // Both send first: posted sends do not wait.
+        run(vec![vec![send(1, 1), recv(1, 2)], vec![send(0, 2), recv(0, 1)]]).unwrap();
+        // Both receive first.
+        let e = run(vec![vec![recv(1, 2), send(1, 1)], vec![recv(0, 1), send(0, 2)]]).unwrap_err();
+        assert!(e.to_string().contains("stage 0 waits for ever for value v2 from stage 1"), "{e}");
+        // The second message of a tag has no room: its receiver waits for another.
+        let e = run(vec![vec![send(1, 1), send(1, 1), send(1, 2)], vec![recv(0, 2), recv(0, 1), recv(0, 1)]]);
+        assert!(e.unwrap_err().to_string().contains("stage 0 can never send value v1"));
+    }
+}

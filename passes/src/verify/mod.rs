@@ -41,9 +41,6 @@ mod stages;
 mod structure;
 mod terms;
 
-#[cfg(test)]
-mod tests;
-
 use pcc_ir::program::Program;
 use pcc_ir::{Diagnostic, Module};
 

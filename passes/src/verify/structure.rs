@@ -175,26 +175,33 @@ pub(super) fn bad_sharding(mesh: &Mesh, rank: usize, s: &Sharding) -> Option<Str
     check_axes(mesh, &s.axes().collect::<Vec<_>>()).err()
 }
 
+/// Functions are taken away once all they call is gone; what remains calls itself.
 fn check_recursion(module: &Module) -> Result<(), Diagnostic> {
-    // Callees first; a function met again while it is open calls itself.
-    fn visit(module: &Module, id: FuncId, state: &mut [u8]) -> Result<(), Diagnostic> {
-        let func = &module.funcs[id];
-        match std::mem::replace(&mut state[id.as_u32() as usize], 1) {
-            0 => {}
-            1 => return Err(fault::of_func(func, "calls itself")),
-            _ => {
-                state[id.as_u32() as usize] = 2;
-                return Ok(());
-            }
+    let callees = |f: &Func| -> Vec<FuncId> {
+        f.insts.iter().filter_map(|i| if let Op::Call(callee) = i.op { Some(callee) } else { None }).collect()
+    };
+    let mut callers: Vec<Vec<FuncId>> = vec![Vec::new(); module.funcs.len()];
+    let mut waiting = vec![0; module.funcs.len()];
+    let mut open = Vec::new();
+    for (id, func) in &module.funcs {
+        let called = callees(func);
+        waiting[id.as_u32() as usize] = called.len();
+        called.iter().for_each(|c| callers[c.as_u32() as usize].push(id));
+        if called.is_empty() {
+            open.push(id);
         }
-        for inst in &func.insts {
-            if let Op::Call(callee) = inst.op {
-                visit(module, callee, state)?;
-            }
-        }
-        state[id.as_u32() as usize] = 2;
-        Ok(())
     }
-    let mut state = vec![0; module.funcs.len()];
-    module.funcs.keys().try_for_each(|id| visit(module, id, &mut state))
+    while let Some(id) = open.pop() {
+        for &caller in &callers[id.as_u32() as usize] {
+            let left = &mut waiting[caller.as_u32() as usize];
+            *left -= 1;
+            if *left == 0 {
+                open.push(caller);
+            }
+        }
+    }
+    match module.funcs.iter().find(|(id, _)| waiting[id.as_u32() as usize] > 0) {
+        Some((_, func)) => Err(fault::of_func(func, "calls itself")),
+        None => Ok(()),
+    }
 }

@@ -159,3 +159,48 @@ pub(super) fn combine(op: &Op, args: &[&Form]) -> Option<Form> {
     }
     Some(sum)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pcc_ir::{Diagnostic, Sharding};
+
+    #[test]
+    fn rearranged_sums_are_equal_and_others_are_not() -> Result<(), Diagnostic> {
+        let mut f = Func::new("f");
+        let [x, y, z] = ["x", "y", "z"].map(|n| f.arg(Type::f32([2]), n));
+        let xy = f.add(x, y)?;
+        let left = f.add(xy, z)?;
+        let yz = f.add(z, y)?;
+        let right = f.add(yz, x)?;
+        let less = f.binary(BinaryKind::Sub, left, y)?;
+        let negated = f.unary(UnaryKind::Neg, y)?;
+        let same = f.add(left, negated)?;
+        let moved = f.one(Op::Reshard(Sharding::replicated(1)), &[left])?;
+        let (p, q) = (f.mul(x, y)?, f.mul(x, y)?);
+        let r = f.mul(y, x)?;
+        let terms = Terms::new(&f);
+        assert_eq!(terms.of(left), terms.of(right));
+        assert_eq!(terms.of(less), terms.of(same));
+        assert_eq!(terms.of(moved), terms.of(left));
+        assert_eq!(terms.of(p), terms.of(q));
+        assert_ne!(terms.of(p), terms.of(r));
+        assert_ne!(terms.of(less), terms.of(left));
+        let sum = |vs: &[ValueId]| Term::Sum(vs.iter().map(|&v| Term::Value(v)).collect());
+        let form = |t: &Term| terms.resolve(t).map(|r| r.0);
+        assert_eq!(form(&sum(&[z, x, y])).ok().as_ref(), terms.of(right));
+        assert_eq!(form(&Term::Sum(vec![sum(&[z, x]), Term::Value(y)])).ok().as_ref(), terms.of(right));
+        assert_ne!(form(&sum(&[z, x, y, y])).ok().as_ref(), terms.of(right));
+        assert!(form(&sum(&[])).is_err());
+        // A value doubled 70 times does not fit a coefficient: it stays what it is.
+        let mut g = Func::new("g");
+        let mut v = g.arg(Type::f32([2]), "v");
+        let first = v;
+        for _ in 0..70 {
+            v = g.add(v, v)?;
+        }
+        let terms = Terms::new(&g);
+        assert_ne!(terms.of(v), terms.of(first));
+        Ok(())
+    }
+}

@@ -307,7 +307,8 @@ fn swap_operands(f: &mut Func, at: usize) -> Option<Vec<String>> {
 fn other_operand(f: &mut Func, at: usize) -> Option<Vec<String>> {
     let &old = f.insts[at].args.last()?;
     let made = f.insts[..at].iter().flat_map(|i| &i.results);
-    let other = f.args.iter().chain(made).copied().filter(|&v| v != old && f.ty(v) == f.ty(old)).last()?;
+    let others: Vec<ValueId> = f.args.iter().chain(made).copied().collect();
+    let other = others.into_iter().rfind(|&v| v != old && f.ty(v) == f.ty(old))?;
     // A reduced value and its partial stand for one thing; that is another mutation.
     let claim = |v: ValueId| f.values[v].claim.as_ref().map(|c| &c.term);
     if claim(old) == claim(other) {

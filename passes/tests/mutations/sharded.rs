@@ -9,7 +9,7 @@ use pcc_passes::driver::Compiled;
 
 pub const KINDS: &[Kind] = &[
     ("sharding drops an op", |c| each(c, drop_op)),
-    ("sharding changes an attribute", |c| each(c, |f, at| change_op(f, at))),
+    ("sharding changes an attribute", |c| each(c, change_op)),
     ("sharding changes an operand", |c| each(c, other_operand)),
     ("a reshard left out", |c| each(c, drop_reshard)),
     ("a reshard to another sharding", |c| each(c, other_reshard)),
@@ -76,9 +76,8 @@ fn other_reshard(f: &mut Func, at: usize) -> bool {
     f.insts[at].op = Op::Reshard(s.clone());
     f.values[result].sharding = Some(s);
     // Only where something is left to tell: the function's own result, or a call, fixes what it wants.
-    let fixed = f.results.contains(&result)
-        || f.insts.iter().any(|i| matches!(i.op, Op::Call(_)) && i.args.contains(&result));
-    fixed
+    f.results.contains(&result)
+        || f.insts.iter().any(|i| matches!(i.op, Op::Call(_)) && i.args.contains(&result))
 }
 
 fn other_operand(f: &mut Func, at: usize) -> bool {

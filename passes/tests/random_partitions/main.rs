@@ -5,6 +5,7 @@
 //! A failure names its seed; `RANDOM_PARTITION_SEED=n cargo test -p pcc-passes --test random_partitions` runs it alone.
 
 mod graph;
+mod mutants;
 mod oracle;
 mod rng;
 mod sharded;
@@ -147,7 +148,16 @@ fn run(
     }
     check_results(sharded, &local, main, &funcs[0].1).map_err(|e| format!("rewritten: {e}"))?;
     verify::check_functions(sharded, &local).map_err(|d| format!("verify rewritten: {d}"))?;
+    let made = mutants::check(sharded, &local, funcs, &mut Rng::new(seed_of(&local)))?;
+    *counts.entry("mutants rejected").or_default() += made.rejected;
+    *counts.entry("mutants accepted").or_default() += made.accepted;
     Ok(())
+}
+
+/// A number of a module, so that each has its own mutants.
+fn seed_of(local: &Module) -> u64 {
+    let sizes = local.funcs.values().flat_map(|f| f.values.values()).map(|v| v.ty.elements() as u64);
+    sizes.fold(17, |h, n| h.wrapping_mul(31).wrapping_add(n))
 }
 
 fn check_results(sharded: &Module, local: &Module, id: FuncId, args: &[Tensor]) -> Result<(), String> {

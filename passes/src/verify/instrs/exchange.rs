@@ -1,0 +1,98 @@
+//! Collective instructions: the same exchange as the local function's, of the same values.
+
+use super::super::expect::Exchange;
+use super::super::fault;
+use super::super::layout::is_flat;
+use super::super::memory::Roots;
+use super::super::structure::check_axes;
+use super::Run;
+use pcc_ir::ops::Collective;
+use pcc_ir::program::{CollectiveCall, CollectiveKind};
+use pcc_ir::{Diagnostic, ReduceKind};
+
+impl Run<'_> {
+    pub(super) fn collective(&mut self, at: usize, c: &CollectiveCall) -> Result<(), Diagnostic> {
+        check_axes(self.mesh(), &c.axes).map_err(|why| self.wrong(at, why))?;
+        let Some(wanted) = self.expected.exchanges.get(self.exchanges).cloned() else {
+            return Err(self.wrong(at, format!("is an {} that the function does not have", c.kind.name())));
+        };
+        self.exchanges += 1;
+        let value = fault::value(self.func, wanted.value);
+        if let Err(why) = self.same_collective(c, &wanted) {
+            return Err(self.wrong(at, format!("should make {value}, but is another collective")).why(why));
+        }
+        let steps = |shape: &[u64]| -> Vec<(i64, i64)> {
+            let whole =
+                shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d)).and_then(|n| i64::try_from(n).ok());
+            vec![(whole.unwrap_or(0), 1)]
+        };
+        let src = self.reach(at, c.src, c.dtype.bytes(), &steps(&c.src_shape))?;
+        let dst = self.reach(at, c.dst, c.dtype.bytes(), &steps(&c.dst_shape))?;
+        let in_place = c.kind == CollectiveKind::AllReduce && c.src == c.dst;
+        if src.buffer == dst.buffer && src.at.meets(&dst.at) && !in_place {
+            return Err(self.wrong(at, format!("writes {value} over its own operand")));
+        }
+        let source = self.read(at, &src)?;
+        if !source.same(&wanted.source) {
+            let why = self.difference("operand", &source, &wanted.source);
+            return Err(self.wrong(at, format!("should make {value}, but exchanges other values")).why(why));
+        }
+        self.write(at, &dst, &Roots::one(wanted.result), false)
+    }
+
+    fn same_collective(&self, c: &CollectiveCall, wanted: &Exchange<'_>) -> Result<(), String> {
+        let (from, to) = (self.func.ty(wanted.operand), self.func.ty(wanted.value));
+        let wide = |shape: &[usize]| shape.iter().map(|&n| n as u64).collect::<Vec<_>>();
+        if (c.dtype, &c.src_shape, &c.dst_shape) != (from.dtype, &wide(&from.shape), &wide(&to.shape)) {
+            return Err(format!(
+                "it turns {:?} into {:?} of {}, not {from} into {to}",
+                c.src_shape, c.dst_shape, c.dtype
+            ));
+        }
+        let axes_text = |axes: &[pcc_ir::AxisRef]| {
+            axes.iter().map(|&a| self.mesh().axis_text(a)).collect::<Vec<_>>().join(",")
+        };
+        let (kind, axes) = (kind_of(wanted.op), wanted.op.axes());
+        if c.kind != kind || c.axes != axes {
+            let (have, want) = (c.kind.name(), kind.name());
+            return Err(format!(
+                "it is {have} over {{{}}}, not {want} over {{{}}}",
+                axes_text(&c.axes),
+                axes_text(axes)
+            ));
+        }
+        let (reduce, split, concat) = match wanted.op {
+            Collective::AllReduce { kind, .. } => (Some(*kind), None, None),
+            Collective::AllGather { dim, global, .. } => (None, None, Some((*dim, *global))),
+            Collective::ReduceScatter { kind, dim, global, .. } => (Some(*kind), Some((*dim, *global)), None),
+            Collective::AllToAll { split, split_global, concat, concat_global, .. } => {
+                (None, Some((*split, *split_global)), Some((*concat, *concat_global)))
+            }
+        };
+        let dim = |have: u32, want: Option<(usize, usize)>, what: &str| match want {
+            Some((dim, _)) if dim != have as usize => Err(format!("it {what} dim {have}, not {dim}")),
+            // Instructions cut a dim into equal parts by group position.
+            Some((_, n)) if !is_flat(n, axes) => {
+                Err(format!("dim {have} of {n} is split unevenly inside by {{{}}}", axes_text(axes)))
+            }
+            _ => Ok(()),
+        };
+        dim(c.split_dim, split, "splits")?;
+        dim(c.concat_dim, concat, "joins")?;
+        match reduce {
+            Some(kind) if kind != c.reduce => {
+                Err(format!("it reduces by {}, not {}", c.reduce.name(), ReduceKind::name(kind)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn kind_of(op: &Collective) -> CollectiveKind {
+    match op {
+        Collective::AllReduce { .. } => CollectiveKind::AllReduce,
+        Collective::AllGather { .. } => CollectiveKind::AllGather,
+        Collective::ReduceScatter { .. } => CollectiveKind::ReduceScatter,
+        Collective::AllToAll { .. } => CollectiveKind::AllToAll,
+    }
+}

@@ -1,0 +1,185 @@
+//! Kernels: what each access touches, what every node depends on, and what the device-dependent scalars are.
+
+use super::super::fault;
+use super::super::memory::Roots;
+use super::{Reach, Run};
+use pcc_ir::Diagnostic;
+use pcc_ir::kernel::{Kernel, Lane, Node};
+use pcc_ir::program::{Launch, Program, Scalar};
+use pcc_ir::sharding::local_extent;
+
+impl<'a> Run<'a> {
+    pub(super) fn kernel(&mut self, at: usize, launch: &Launch) -> Result<(), Diagnostic> {
+        let program: &'a Program = self.program;
+        let Some(kernel) = program.kernels.get(launch.kernel) else {
+            return Err(self.wrong(at, format!("runs kernel {}, which does not exist", launch.kernel)));
+        };
+        let rank = kernel.rank as usize;
+        let fits = launch.ptrs.len() == kernel.accesses.len()
+            && launch.extents.len() == rank
+            && launch.strides.len() == rank * kernel.accesses.len()
+            && launch.scalars.len() == kernel.scalars as usize;
+        if !fits {
+            return Err(self.wrong(at, format!("does not give kernel `{}` what it takes", kernel.name)));
+        }
+        self.scalars(at, launch)?;
+        let plain = (0..kernel.accesses.len())
+            .map(|a| self.access(at, kernel, launch, a, None))
+            .collect::<Result<Vec<_>, _>>()?;
+        let roots = self.node_roots(at, kernel, launch, &plain)?;
+        self.check_aliases(at, kernel, launch, &plain)?;
+        let reduces = kernel.nodes.iter().any(|n| matches!(n, Node::RowReduce(..)));
+        let rows = if reduces { Some(self.row_kernel(at, kernel, &roots)?) } else { None };
+        for store in &kernel.stores {
+            let mut made = rows.clone().unwrap_or_else(|| roots[store.node as usize].clone());
+            match &store.at {
+                None => self.write(at, &plain[store.access as usize], &made, false)?,
+                Some(index) => {
+                    made.join(&roots[index.index as usize]);
+                    let reach = self.access(
+                        at,
+                        kernel,
+                        launch,
+                        store.access as usize,
+                        Some((index.stride, index.limit)),
+                    )?;
+                    self.write(at, &reach, &made, true)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A kernel that reduces rows is the next one of the function, and reads what that depends on. Gives what it makes.
+    fn row_kernel(&mut self, at: usize, kernel: &Kernel, roots: &[Roots]) -> Result<Roots, Diagnostic> {
+        let Some(wanted) = self.expected.rows.get(self.rows).cloned() else {
+            return Err(self.wrong(at, "reduces rows where the function has nothing left to reduce"));
+        };
+        self.rows += 1;
+        let mut source = Roots::default();
+        kernel.stores.iter().for_each(|s| source.join(&roots[s.node as usize]));
+        if !source.same(&wanted.source) {
+            let why = self.difference("operand", &source, &wanted.source);
+            let value = fault::value(self.func, wanted.value);
+            return Err(self.wrong(at, format!("should make {value}, but reduces other values")).why(why));
+        }
+        Ok(Roots::one(wanted.result))
+    }
+
+    /// Scalars that differ from device to device are those that some op of the function needs.
+    fn scalars(&mut self, at: usize, launch: &Launch) -> Result<(), Diagnostic> {
+        for scalar in launch.scalars.iter().filter(|s| !matches!(s, Scalar::Const(_))) {
+            let mut wanted = false;
+            for ((s, _), known) in self.expected.scalars.iter().zip(&mut self.known) {
+                if s == scalar {
+                    (*known, wanted) = (true, true);
+                }
+            }
+            if !wanted {
+                return Err(
+                    self.wrong(at, format!("works on a piece of its device that no op has: {scalar:?}"))
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The box of an access, with one more step where it is indexed at run time.
+    fn access(
+        &self,
+        at: usize,
+        kernel: &Kernel,
+        launch: &Launch,
+        access: usize,
+        indexed: Option<(u32, u32)>,
+    ) -> Result<Reach, Diagnostic> {
+        let a = &kernel.accesses[access];
+        let rank = kernel.rank as usize;
+        let strides = &launch.strides[access * rank..(access + 1) * rank];
+        let lane = (launch.extents[rank - 1], strides[rank - 1]);
+        let moves_right = match a.lane {
+            Lane::Unit => lane.1 == 1,
+            Lane::Broadcast => lane.1 == 0,
+            Lane::Strided => true,
+        };
+        if !moves_right && lane.0 != 1 {
+            return Err(self.wrong(
+                at,
+                format!("steps access {access} by {} where its code expects {:?}", lane.1, a.lane),
+            ));
+        }
+        let mut steps: Vec<(i64, i64)> =
+            launch.extents.iter().copied().zip(strides.iter().copied()).collect();
+        if let Some((stride, limit)) = indexed {
+            let Scalar::Const(stride) = launch.scalars[stride as usize] else {
+                return Err(self.wrong(at, "indexes by a stride that differs from device to device"));
+            };
+            let limit = match &launch.scalars[limit as usize] {
+                Scalar::Const(n) => *n,
+                Scalar::Valid { global, axes } => local_extent(*global as usize, axes) as i64,
+                _ => return Err(self.wrong(at, "indexes without a limit")),
+            };
+            steps.push((limit.max(1), stride));
+        }
+        self.reach(at, launch.ptrs[access], a.dtype.bytes(), &steps)
+    }
+
+    /// What each node depends on.
+    fn node_roots(
+        &self,
+        at: usize,
+        kernel: &Kernel,
+        launch: &Launch,
+        plain: &[Reach],
+    ) -> Result<Vec<Roots>, Diagnostic> {
+        let mut roots: Vec<Roots> = Vec::with_capacity(kernel.nodes.len());
+        for node in &kernel.nodes {
+            let mut made = Roots::default();
+            node.operands().iter().for_each(|&n| made.join(&roots[n as usize]));
+            match node {
+                Node::Load(a) => made.join(&self.read(at, &plain[*a as usize])?),
+                Node::LoadAt { access, stride, limit, .. } => {
+                    let reach = self.access(at, kernel, launch, *access as usize, Some((*stride, *limit)))?;
+                    made.join(&self.read(at, &reach)?);
+                }
+                _ => {}
+            }
+            roots.push(made);
+        }
+        Ok(roots)
+    }
+
+    /// Rows run in any order and on several workers: what a kernel writes it may read only at the very same places.
+    fn check_aliases(
+        &self,
+        at: usize,
+        kernel: &Kernel,
+        launch: &Launch,
+        plain: &[Reach],
+    ) -> Result<(), Diagnostic> {
+        let rank = kernel.rank as usize;
+        let strides = |a: usize| &launch.strides[a * rank..(a + 1) * rank];
+        let indexed = |a: usize| {
+            kernel.nodes.iter().any(|n| matches!(n, Node::LoadAt { access, .. } if *access as usize == a))
+                || kernel.stores.iter().any(|s| s.access as usize == a && s.at.is_some())
+        };
+        for w in (0..plain.len()).filter(|&a| kernel.accesses[a].write) {
+            for r in (0..plain.len()).filter(|&a| a != w) {
+                let (x, y) = (&plain[w], &plain[r]);
+                if x.buffer != y.buffer || !x.at.meets(&y.at) {
+                    continue;
+                }
+                let same = launch.ptrs[w] == launch.ptrs[r]
+                    && strides(w) == strides(r)
+                    && !indexed(w)
+                    && !indexed(r);
+                let apart = kernel.accesses[r].write && !x.at.is_dense() && !y.at.is_dense();
+                if !(same && !kernel.accesses[r].write || apart) {
+                    let name = self.buffer_name(x.buffer);
+                    return Err(self.wrong(at, format!("writes over what it still reads in {name}")));
+                }
+            }
+        }
+        Ok(())
+    }
+}

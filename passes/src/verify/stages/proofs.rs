@@ -1,0 +1,56 @@
+//! Checks of instruction lists, each made once.
+
+use super::super::instrs;
+use pcc_ir::program::{ConstantData, FuncProgram, Program};
+use pcc_ir::{Diagnostic, Func, FuncId, Module, Type};
+use std::collections::HashMap;
+
+/// Which instruction lists have been checked against which functions.
+pub(super) struct Proofs<'a> {
+    pub(super) local: &'a Module,
+    pub(super) program: &'a Program,
+    /// Listed constants that calls of the pair must bind.
+    calls: HashMap<(FuncId, u32), Result<Vec<ConstantData>, Diagnostic>>,
+    copies: HashMap<u32, bool>,
+    /// Whether a constant of the program is the one that a pair's slot wants.
+    tables: HashMap<(FuncId, u32, usize, u32), bool>,
+}
+
+impl<'a> Proofs<'a> {
+    pub(super) fn new(local: &'a Module, program: &'a Program) -> Self {
+        Self { local, program, calls: HashMap::new(), copies: HashMap::new(), tables: HashMap::new() }
+    }
+
+    pub(super) fn call(
+        &mut self,
+        id: FuncId,
+        index: u32,
+        code: &FuncProgram,
+    ) -> &Result<Vec<ConstantData>, Diagnostic> {
+        let (local, program) = (self.local, self.program);
+        self.calls.entry((id, index)).or_insert_with(|| instrs::check(program, &local.funcs[id], code))
+    }
+
+    /// Whether a function of the program only copies its argument, of this type.
+    pub(super) fn is_copy(&mut self, index: u32, code: &FuncProgram, ty: &Type) -> bool {
+        if code.args != 1 || code.results != 1 {
+            return false;
+        }
+        let program = self.program;
+        let known = *self.copies.entry(index).or_insert_with(|| {
+            let mut identity = Func::new(code.name.clone());
+            let v = identity.arg(ty.clone(), "copied");
+            identity.results.push(v);
+            instrs::check(program, &identity, code).is_ok()
+        });
+        known && code.slot_bytes.iter().all(|&b| b == ty.bytes() as u64)
+    }
+
+    pub(super) fn constant(&mut self, pair: (FuncId, u32), k: usize, slot: u32) -> bool {
+        let (calls, program) = (&self.calls, self.program);
+        *self.tables.entry((pair.0, pair.1, k, slot)).or_insert_with(|| {
+            let wanted = calls.get(&pair).and_then(|r| r.as_ref().ok()).and_then(|c| c.get(k));
+            wanted.is_some() && wanted == program.constants.get(slot as usize)
+        })
+    }
+}
