@@ -34,6 +34,9 @@ pub struct Program {
     pub target: Target,
     /// The checkpoint the model was compiled with, if any.
     pub weights: Option<WeightsRef>,
+    /// SHA-256 of the file with the levels the program was lowered from; empty when the artifact keeps none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub levels_digest: String,
 }
 
 /// What is known of the model beyond its program.

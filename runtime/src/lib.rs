@@ -23,7 +23,7 @@ mod validate;
 #[cfg(test)]
 mod tests;
 
-pub use artifact::{Artifact, Contents};
+pub use artifact::{Artifact, Contents, Levels};
 pub use generate::{Generation, Timing, generate};
 pub use interpreter::Interpreter;
 pub use kernel_object::KernelObject;

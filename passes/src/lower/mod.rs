@@ -85,6 +85,7 @@ pub fn lower(input: &LowerInput<'_>) -> Result<(Program, Vec<Range<usize>>), Dia
         funcs: lowered.programs,
         target: Target::default(),
         weights: input.weights.clone(),
+        levels_digest: String::new(),
     };
     Ok((program, cut))
 }
@@ -198,7 +199,7 @@ fn chain_costs(input: &LowerInput<'_>, lowered: &Lowered) -> Result<Vec<CallCost
 
 fn stage_cut(input: &LowerInput<'_>, lowered: &Lowered) -> Result<Vec<Range<usize>>, Diagnostic> {
     let stages = input.local.mesh.pp as usize;
-    if stages == 1 {
+    if stages == 1 && input.memory.is_none() {
         let longest = input.local.entries.iter().map(|e| input.local.funcs[e.func].insts.len()).max();
         let whole = 0..longest.unwrap_or(0);
         return Ok(vec![whole]);

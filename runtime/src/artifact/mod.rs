@@ -1,7 +1,11 @@
-//! The artifact directory `NAME.pcc/`: `program.json`, the kernel object, `report.json` and `plan.json`. No weights.
+//! The artifact directory `NAME.pcc/`: `program.json`, the kernel object, `report.json`, `plan.json`, and in `levels.json` what the
+//! program was lowered from. No weights.
 
 mod exchange;
 mod features;
+mod levels;
+
+pub use levels::Levels;
 
 use crate::kernel_object::KernelObject;
 use crate::kernels::KernelSet;
@@ -20,6 +24,7 @@ const PROGRAM: &str = "program.json";
 const KERNELS: &str = "kernels.x86.so";
 const REPORT: &str = "report.json";
 const PLAN: &str = "plan.json";
+const LEVELS: &str = "levels.json";
 
 /// No program.json is this large, in bytes.
 const LARGEST_PROGRAM: u64 = 1 << 30;
@@ -43,6 +48,8 @@ pub struct Contents<'a> {
     pub kernels: Option<&'a Path>,
     pub report: &'a Value,
     pub plan: &'a Value,
+    /// What the program was lowered from, for `pcc verify`.
+    pub levels: Option<&'a Levels>,
 }
 
 impl Artifact {
@@ -67,6 +74,14 @@ impl Artifact {
         };
         artifact.check_object()?;
         Ok(artifact)
+    }
+
+    /// Reads the levels that the program was lowered from and checks that each is well formed.
+    ///
+    /// # Errors
+    /// The artifact keeps none, or the file is missing, truncated or edited.
+    pub fn levels(&self) -> Result<Levels, Diagnostic> {
+        levels::load(&self.dir.join(LEVELS), &self.program)
     }
 
     /// Loads the kernels into the process.
@@ -108,11 +123,24 @@ impl Artifact {
     /// # Errors
     /// `dir` is something else than an artifact, or writing fails (disk full).
     pub fn write(dir: &Path, contents: &Contents<'_>) -> Result<(), Diagnostic> {
+        Self::write_watched(dir, contents, &mut |_| ())
+    }
+
+    /// As [`Artifact::write`]; tells `watch` the temporary directory before it exists, so that a program that is ended by a signal
+    /// can remove it.
+    ///
+    /// # Errors
+    /// As [`Artifact::write`].
+    pub fn write_watched(
+        dir: &Path,
+        contents: &Contents<'_>,
+        watch: &mut dyn FnMut(&Path),
+    ) -> Result<(), Diagnostic> {
         let failed = |e: io::Error| {
             Diagnostic::run("the artifact cannot be written").at(dir.display().to_string()).why(e.to_string())
         };
         let dir = &target(dir)?;
-        let temporary = Temporary::beside(dir).map_err(failed)?;
+        let temporary = Temporary::beside(dir, watch).map_err(failed)?;
         write_files(&temporary.0, contents).map_err(failed)?;
         temporary.move_to(dir).map_err(failed)
     }
@@ -139,6 +167,12 @@ fn write_files(dir: &Path, contents: &Contents<'_>) -> io::Result<()> {
         // A disk that is full may say so only here.
         file.sync_data()
     };
+    program.levels_digest = String::new();
+    if let Some(levels) = contents.levels {
+        let bytes = serde_json::to_vec(levels)?;
+        program.levels_digest = digest_of(&bytes);
+        write(LEVELS, bytes)?;
+    }
     write(PROGRAM, serde_json::to_vec(&program)?)?;
     write(REPORT, serde_json::to_vec_pretty(contents.report)?)?;
     write(PLAN, serde_json::to_vec_pretty(contents.plan)?)
@@ -168,11 +202,12 @@ fn target(dir: &Path) -> Result<PathBuf, Diagnostic> {
 struct Temporary(PathBuf);
 
 impl Temporary {
-    fn beside(dir: &Path) -> io::Result<Self> {
+    fn beside(dir: &Path, watch: &mut dyn FnMut(&Path)) -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = dir.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
+        watch(&path);
         fs::create_dir(&path)?;
         Ok(Self(path))
     }
@@ -207,10 +242,18 @@ fn digest(path: &Path) -> io::Result<String> {
     let (mut file, mut hash, mut buffer) = (File::open(path)?, Sha256::new(), vec![0; 1 << 16]);
     loop {
         match file.read(&mut buffer)? {
-            0 => return Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect()),
+            0 => return Ok(hex(hash)),
             n => hash.update(&buffer[..n]),
         }
     }
+}
+
+fn digest_of(bytes: &[u8]) -> String {
+    hex(Sha256::new_with_prefix(bytes))
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {

@@ -95,6 +95,7 @@ pub(crate) fn program(
         entries: vec![EntryProgram { name: "forward".into(), inputs, outputs, stages }],
         target: Target { name: "cpu".into(), ..Target::default() },
         weights: None,
+        levels_digest: String::new(),
     }
 }
 
