@@ -120,7 +120,7 @@ fn what_cannot_be_generated() {
     };
     with(&[], 2, &["--prompt"]);
     with(&["--prompt", "w1", "--max-tokens", "0"], 2, &["--max-tokens"]);
-    with(&["--prompt", "w1", "--temperature", "-1"], 2, &["--temperature"]);
+    with(&["--prompt", "w1", "--temperature=-1"], 2, &["--temperature"]);
     with(&["--prompt", "w1", "--top-p", "0"], 2, &["--top-p"]);
     with(&["--prompt", ""], 1, &[]);
     let long = "w1 ".repeat(33);
@@ -134,13 +134,15 @@ fn what_cannot_be_generated() {
         1,
         &["absent.json"],
     );
-    std::fs::write(place.path().join("bad.json"), b"{").unwrap();
-    fails(
-        place.path(),
-        &["generate", artifact, "--prompt", "w1", "--tokenizer", "bad.json"],
-        1,
-        &["bad.json"],
-    );
+    let bad = |path: &str, words: &[&str]| {
+        fails(place.path(), &["generate", artifact, "--prompt", "w1", "--tokenizer", path], 1, words);
+    };
+    std::fs::write(place.path().join("other.json"), b"{").unwrap();
+    bad("other.json", &["other.json", "tokenizer.json"]);
+    std::fs::create_dir(place.path().join("bad")).unwrap();
+    std::fs::write(place.path().join("bad/tokenizer.json"), b"{").unwrap();
+    bad("bad/tokenizer.json", &["bad/tokenizer.json"]);
+    bad("bad", &["bad/tokenizer.json"]);
     let bert = models::artifact("bert", &["--seq", "16", "--batch", "5"]);
     fails(
         place.path(),
