@@ -101,6 +101,16 @@ fn check(args: &Args) -> Result<(), Diagnostic> {
 
 fn tokenizer(session: &Session, given: Option<&Path>) -> Result<Tokenizer, Diagnostic> {
     let known = session.program().model.tokenizer.as_ref().map(PathBuf::from);
+    // Opening a path looks for a tokenizer.json beside a model's file: another file's name here is a mistake, not a model.
+    if let Some(path) = given
+        && path.is_file()
+        && path.extension().is_some_and(|e| e == "json")
+        && path.file_name().is_none_or(|n| n != "tokenizer.json")
+    {
+        return Err(Diagnostic::input("a tokenizer's file is called tokenizer.json")
+            .at(path.display().to_string())
+            .help("rename it, or give the folder or GGUF file it belongs to"));
+    }
     match given.map(Path::to_path_buf).or(known) {
         Some(path) => Tokenizer::open(&path),
         None => Err(Diagnostic::input("the model came without a tokenizer")
