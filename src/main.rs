@@ -85,6 +85,9 @@ fn run(command: Command) -> Result<(), Diagnostic> {
 
 /// A panic is a fault of pcc; the user still gets one message.
 fn from_panic(payload: &(dyn std::any::Any + Send)) -> Diagnostic {
-    let text = payload.downcast_ref::<String>().cloned().or_else(|| payload.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+    let text = payload
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| payload.downcast_ref::<&str>().map(|s| (*s).to_owned()));
     Diagnostic::internal("pcc itself failed").why(text.unwrap_or_else(|| "no reason given".to_owned()))
 }

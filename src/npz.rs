@@ -20,7 +20,8 @@ const MAX_ELEMENTS: u64 = 1 << 31;
 /// A file that cannot be read, or an array that is damaged or of a type pcc does not take.
 pub fn read(path: &Path) -> Result<BTreeMap<String, HostTensor>, Diagnostic> {
     let file = path.display().to_string();
-    let damaged = |e: std::io::Error| Diagnostic::input("cannot read the .npz file").at(&file).why(e.to_string());
+    let damaged =
+        |e: std::io::Error| Diagnostic::input("cannot read the .npz file").at(&file).why(e.to_string());
     let mut archive = NpzArchive::open(path).map_err(damaged)?;
     let names: Vec<String> = archive.array_names().map(str::to_owned).collect();
     let mut out = BTreeMap::new();
@@ -39,10 +40,9 @@ fn read_array<R: Read>(array: NpyFile<R>) -> Result<HostTensor, Diagnostic> {
     }
     let mut elements: u64 = 1;
     for &n in array.shape() {
-        elements = elements
-            .checked_mul(n)
-            .filter(|&n| n <= MAX_ELEMENTS)
-            .ok_or_else(|| Diagnostic::input(format!("an array of shape {:?} is too large", array.shape())))?;
+        elements = elements.checked_mul(n).filter(|&n| n <= MAX_ELEMENTS).ok_or_else(|| {
+            Diagnostic::input(format!("an array of shape {:?} is too large", array.shape()))
+        })?;
     }
     let shape: Vec<usize> = array.shape().iter().map(|&n| n as usize).collect();
     let DType::Plain(ty) = array.dtype() else {
@@ -66,7 +66,8 @@ fn read_array<R: Read>(array: NpyFile<R>) -> Result<HostTensor, Diagnostic> {
 /// Reads element by element: a file shorter than its header says ends with an error, not with a huge allocation.
 fn elements_of<T: Deserialize, R: Read>(array: NpyFile<R>, elements: u64) -> Result<Vec<T>, Diagnostic> {
     let mut out = Vec::with_capacity(elements.min(1 << 20) as usize);
-    let reader = array.data::<T>().map_err(|e| Diagnostic::input("an array cannot be read").why(e.to_string()))?;
+    let reader =
+        array.data::<T>().map_err(|e| Diagnostic::input("an array cannot be read").why(e.to_string()))?;
     for x in reader {
         out.push(x.map_err(|e| Diagnostic::input("an array ends early").why(e.to_string()))?);
     }

@@ -55,7 +55,9 @@ fn checkpoint(artifact: &Artifact, given: Option<&Path>) -> Result<Option<Checkp
     };
     let path = given.map_or_else(|| PathBuf::from(&compiled.path), Path::to_path_buf);
     let checkpoint = Checkpoint::open(&path).map_err(|d| match given {
-        None => d.help("the weights were there when the model was compiled; give --weights if they have moved"),
+        None => {
+            d.help("the weights were there when the model was compiled; give --weights if they have moved")
+        }
         Some(_) => d,
     })?;
     if checkpoint.header_digest() != compiled.digest {
@@ -73,7 +75,10 @@ pub fn write_trace(session: &mut Session, args: &Args) -> Result<(), Diagnostic>
     let events = session.take_events();
     let program = session.program();
     let rows: Vec<serde_json::Value> = events.iter().map(|e| trace_row(program, e)).collect();
-    crate::artifact_output::write_file(path, serde_json::json!({ "traceEvents": rows }).to_string().as_bytes())
+    crate::artifact_output::write_file(
+        path,
+        serde_json::json!({ "traceEvents": rows }).to_string().as_bytes(),
+    )
 }
 
 fn trace_row(program: &pcc_ir::program::Program, e: &Event) -> serde_json::Value {
@@ -87,4 +92,3 @@ fn trace_row(program: &pcc_ir::program::Program, e: &Event) -> serde_json::Value
         "args": { "worker": e.worker, "micro_batch": e.micro_batch, "step": e.step, "instr": e.instr },
     })
 }
-

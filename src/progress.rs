@@ -25,7 +25,8 @@ pub fn bytes(quiet: bool, what: &'static str) -> ProgressBar {
     if hidden(quiet) {
         bar.set_draw_target(ProgressDrawTarget::hidden());
     }
-    if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}") {
+    if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}")
+    {
         bar.set_style(style);
     }
     bar.set_message(what);

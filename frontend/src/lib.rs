@@ -14,5 +14,5 @@ pub mod tokenizer;
 mod transformer;
 pub mod weights;
 
-pub use model_json::{export, schema};
 pub use load::{LoadOptions, Model, Summary, describe, load};
+pub use model_json::{export, schema};

@@ -149,7 +149,11 @@ impl Runner {
         Ok(made)
     }
 
-    fn module(&mut self, pass: Pass, work: impl FnOnce() -> Result<Module, Diagnostic>) -> Result<Module, Diagnostic> {
+    fn module(
+        &mut self,
+        pass: Pass,
+        work: impl FnOnce() -> Result<Module, Diagnostic>,
+    ) -> Result<Module, Diagnostic> {
         let module = self.step(pass, work)?;
         if self.print_after == Some(pass) {
             eprintln!("// after {}\n{module}", pass.name());
@@ -184,8 +188,10 @@ pub fn run_passes(
             }
             Pass::RewriteCollectives => {
                 let Some(sharded) = &sharded else {
-                    return Err(Diagnostic::usage("rewrite_collectives needs the module before partitioning")
-                        .help("run partition,rewrite_collectives on a sharded module"));
+                    return Err(Diagnostic::usage(
+                        "rewrite_collectives needs the module before partitioning",
+                    )
+                    .help("run partition,rewrite_collectives on a sharded module"));
                 };
                 rewrite::rewrite_collectives(&mut module, sharded)?;
                 module
@@ -253,7 +259,12 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
     let mut report = report(&program, &times, &cluster);
     let start = Instant::now();
     let summary = run.step(Pass::Verify, || {
-        verify::check(&verify::CheckInput { graph: &graph, sharded: &sharded, local: &local, program: &program })
+        verify::check(&verify::CheckInput {
+            graph: &graph,
+            sharded: &sharded,
+            local: &local,
+            program: &program,
+        })
     })?;
     report.verify = VerifyReport {
         ok: true,

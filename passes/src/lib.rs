@@ -5,10 +5,10 @@ pub mod outline;
 pub mod plan;
 pub mod report;
 
+pub mod assign_shardings;
 pub mod cost;
-pub mod solve;
+pub mod driver;
 pub mod partition;
 pub mod rewrite;
-pub mod assign_shardings;
-pub mod driver;
+pub mod solve;
 pub mod verify;

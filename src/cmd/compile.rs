@@ -98,8 +98,16 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let mut info = model.info.clone();
     info.tokenizer = model.tokenizer.as_deref().map(absolute).transpose()?;
     spinner.set_message("partitioning");
-    let options =
-        Options { mesh, sp: args.sp, batch, memory: args.memory, plan, info, weights, print_after: args.print_after };
+    let options = Options {
+        mesh,
+        sp: args.sp,
+        batch,
+        memory: args.memory,
+        plan,
+        info,
+        weights,
+        print_after: args.print_after,
+    };
     let compiled = driver::compile(model.module, &options)?;
     if let Some(level) = args.emit {
         spinner.finish_and_clear();
@@ -128,7 +136,8 @@ fn mesh(args: &Args) -> Result<Mesh, Diagnostic> {
     for axis in Axis::ALL {
         let n = mesh.size(axis);
         if n == 0 {
-            return Err(Diagnostic::usage(format!("--{axis} 0 leaves no device")).help(format!("the least is --{axis} 1")));
+            return Err(Diagnostic::usage(format!("--{axis} 0 leaves no device"))
+                .help(format!("the least is --{axis} 1")));
         }
         devices = devices.saturating_mul(u64::from(n));
     }
@@ -156,16 +165,20 @@ fn batch_plan(args: &Args, summary: &Summary) -> Result<BatchPlan, Diagnostic> {
     let batch = args.batch.or(fixed).unwrap_or(cells);
     if batch < cells {
         let most = (batch / replicas).max(1);
-        return Err(Diagnostic::input(format!("a batch of {batch} rows leaves a replica or a micro-batch without a row"))
-            .why(format!("{replicas} replica(s) x {micro_batches} micro-batch(es) need {cells} rows"))
-            .help(if batch < replicas {
-                format!("use --batch {replicas} or more, or --dp {batch} or less")
-            } else {
-                format!("use --batch {cells} or more, or --micro-batches {most} or fewer")
-            }));
+        return Err(Diagnostic::input(format!(
+            "a batch of {batch} rows leaves a replica or a micro-batch without a row"
+        ))
+        .why(format!("{replicas} replica(s) x {micro_batches} micro-batch(es) need {cells} rows"))
+        .help(if batch < replicas {
+            format!("use --batch {replicas} or more, or --dp {batch} or less")
+        } else {
+            format!("use --batch {cells} or more, or --micro-batches {most} or fewer")
+        }));
     }
     if batch > MAX_BATCH {
-        return Err(Diagnostic::usage(format!("a batch of {batch} rows")).help(format!("the most is {MAX_BATCH}")));
+        return Err(
+            Diagnostic::usage(format!("a batch of {batch} rows")).help(format!("the most is {MAX_BATCH}"))
+        );
     }
     Ok(BatchPlan { batch, replicas, micro_batches })
 }
@@ -189,24 +202,30 @@ fn output_path(args: &Args, summary: &Summary) -> Result<PathBuf, Diagnostic> {
 }
 
 fn absolute(path: &Path) -> Result<String, Diagnostic> {
-    let full = std::path::absolute(path)
-        .map_err(|e| Diagnostic::run("cannot find the current folder").at(path.display().to_string()).why(e.to_string()))?;
+    let full = std::path::absolute(path).map_err(|e| {
+        Diagnostic::run("cannot find the current folder").at(path.display().to_string()).why(e.to_string())
+    })?;
     Ok(full.display().to_string())
 }
 
 fn read_plan(path: &Path) -> Result<Plan, Diagnostic> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Diagnostic::input("cannot read the plan").at(path.display().to_string()).why(e.to_string()))?;
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        Diagnostic::input("cannot read the plan").at(path.display().to_string()).why(e.to_string())
+    })?;
     Plan::from_json(&text).map_err(|d| if d.place.is_none() { d.at(path.display().to_string()) } else { d })
 }
 
 /// Generates the kernels and writes the artifact.
-fn write_artifact(mut c: Compiled, client: CodegenClient, output: &Path, start: Instant) -> Result<Report, Diagnostic> {
+fn write_artifact(
+    mut c: Compiled,
+    client: CodegenClient,
+    output: &Path,
+    start: Instant,
+) -> Result<Report, Diagnostic> {
     let codegen = Instant::now();
     let folder = artifact_output::sibling(output, "objects")?;
     let folder = interrupt::Unfinished::new(folder);
-    std::fs::create_dir(folder.path())
-        .map_err(|e| artifact_output::cannot_write(folder.path(), &e))?;
+    std::fs::create_dir(folder.path()).map_err(|e| artifact_output::cannot_write(folder.path(), &e))?;
     let object = folder.path().join("kernels.x86.so");
     let kernels: Vec<_> = c.program.kernels.values().cloned().collect();
     let built = client.build(&kernels, &object)?;
@@ -233,7 +252,9 @@ fn write_artifact(mut c: Compiled, client: CodegenClient, output: &Path, start: 
         levels: Some(&levels),
     };
     let mut aside = None;
-    Artifact::write_watched(output, &contents, &mut |path| aside = Some(interrupt::Unfinished::new(path.to_owned())))?;
+    Artifact::write_watched(output, &contents, &mut |path| {
+        aside = Some(interrupt::Unfinished::new(path.to_owned()))
+    })?;
     Ok(report)
 }
 
@@ -241,7 +262,9 @@ fn write_artifact(mut c: Compiled, client: CodegenClient, output: &Path, start: 
 fn peak_rss() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|l| l.starts_with("VmHWM:"));
-    line.and_then(|l| l.split_whitespace().nth(1)).and_then(|kb| kb.parse::<u64>().ok()).map_or(0, |kb| kb * 1024)
+    line.and_then(|l| l.split_whitespace().nth(1))
+        .and_then(|kb| kb.parse::<u64>().ok())
+        .map_or(0, |kb| kb * 1024)
 }
 
 fn summary_text(r: &Report, output: &Path) -> String {
@@ -257,7 +280,8 @@ fn summary_text(r: &Report, output: &Path) -> String {
         r.schedule.micro_batches
     );
     for s in &r.stages {
-        let count: u64 = s.collectives.iter().filter(|c| Some(&c.entry) == r.entries.first()).map(|c| c.count).sum();
+        let count: u64 =
+            s.collectives.iter().filter(|c| Some(&c.entry) == r.entries.first()).map(|c| c.count).sum();
         out += &format!(
             "  stage {}: layers {}, {} of weights a device, {count} collectives a {} micro-batch\n",
             s.stage,

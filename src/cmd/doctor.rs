@@ -46,9 +46,15 @@ fn cpu() -> Finding {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = info.lines().find(|l| l.starts_with("flags")).unwrap_or_default();
     let has = |name: &str| flags.split_whitespace().any(|f| f == name);
-    let found: Vec<&str> =
-        ["avx2", "fma", "avx512f", "avx512bw", "avx512_bf16", "amx_bf16"].into_iter().filter(|f| has(f)).collect();
-    Finding { what: "cpu", ok: cfg!(target_arch = "x86_64"), detail: format!("{cores} cores, {}", found.join(" ")) }
+    let found: Vec<&str> = ["avx2", "fma", "avx512f", "avx512bw", "avx512_bf16", "amx_bf16"]
+        .into_iter()
+        .filter(|f| has(f))
+        .collect();
+    Finding {
+        what: "cpu",
+        ok: cfg!(target_arch = "x86_64"),
+        detail: format!("{cores} cores, {}", found.join(" ")),
+    }
 }
 
 fn memory() -> Finding {
@@ -59,7 +65,11 @@ fn memory() -> Finding {
         .and_then(|l| l.split_whitespace().nth(1))
         .and_then(|kb| kb.parse::<u64>().ok())
         .map_or(0, |kb| kb * 1024);
-    Finding { what: "memory", ok: available > 0, detail: format!("{} available", super::human_bytes(available)) }
+    Finding {
+        what: "memory",
+        ok: available > 0,
+        detail: format!("{} available", super::human_bytes(available)),
+    }
 }
 
 /// Builds an object of no kernels: the helper starts, LLVM initialises, the linker runs.
@@ -71,7 +81,11 @@ fn codegen() -> Finding {
         .and_then(|()| CodegenClient::spawn())
         .and_then(|c| c.build(&[], &folder.path().join("empty.so")));
     match built {
-        Ok(b) => Finding { what: "codegen", ok: true, detail: format!("pcc-codegen generates for {}", b.features.join(" ")) },
+        Ok(b) => Finding {
+            what: "codegen",
+            ok: true,
+            detail: format!("pcc-codegen generates for {}", b.features.join(" ")),
+        },
         Err(d) => Finding { what: "codegen", ok: false, detail: d.to_string() },
     }
 }

@@ -132,7 +132,13 @@ impl<'a> Rows<'a> {
     fn new(args: &'a Args, tokenizer: &'a Tokenizer, prompts: &[Vec<u32>]) -> Self {
         let n = prompts.len();
         let streams = prompts.iter().map(|p| tokenizer.stream_after(p)).collect();
-        Self { args, streams, texts: vec![String::new(); n], printed: vec![0; n], tokens: vec![Vec::new(); n] }
+        Self {
+            args,
+            streams,
+            texts: vec![String::new(); n],
+            printed: vec![0; n],
+            tokens: vec![Vec::new(); n],
+        }
     }
 
     fn streaming(&self) -> bool {
@@ -191,7 +197,10 @@ impl<'a> Rows<'a> {
             rows.push(Row { prompt_tokens: prompt.clone(), tokens: tokens.clone(), text: text.clone() });
         }
         if !self.args.json {
-            return rows.iter().zip(&self.args.prompt).try_for_each(|(r, p)| print_text(&format!("{p}{}\n", r.text)));
+            return rows
+                .iter()
+                .zip(&self.args.prompt)
+                .try_for_each(|(r, p)| print_text(&format!("{p}{}\n", r.text)));
         }
         match rows.as_slice() {
             [one] => print_json(&serde_json::json!({

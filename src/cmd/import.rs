@@ -33,7 +33,12 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     }
     let model = pcc_frontend::load(
         &args.model,
-        &LoadOptions { batch_rows: args.batch, seq: args.seq, weights: args.weights.clone(), seed: args.seed },
+        &LoadOptions {
+            batch_rows: args.batch,
+            seq: args.seq,
+            weights: args.weights.clone(),
+            seed: args.seed,
+        },
     )?;
     let text = pcc_frontend::export(&model)?;
     artifact_output::write_file(&args.output, text.as_bytes())?;

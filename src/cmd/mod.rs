@@ -17,7 +17,8 @@ use std::io::Write;
 
 /// Prints one JSON object on stdout.
 pub fn print_json(value: &impl Serialize) -> Result<(), Diagnostic> {
-    let text = serde_json::to_string_pretty(value).map_err(|e| Diagnostic::internal(format!("result as JSON: {e}")))?;
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| Diagnostic::internal(format!("result as JSON: {e}")))?;
     print_text(&text)
 }
 

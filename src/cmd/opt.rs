@@ -62,7 +62,9 @@ fn read(path: &Path) -> Result<String, Diagnostic> {
     if path == Path::new("-") {
         std::io::stdin().lock().take(MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
     } else {
-        std::fs::File::open(path).and_then(|f| f.take(MAX_BYTES).read_to_string(&mut text)).map_err(failed)?;
+        std::fs::File::open(path)
+            .and_then(|f| f.take(MAX_BYTES).read_to_string(&mut text))
+            .map_err(failed)?;
     }
     Ok(text)
 }

@@ -76,7 +76,8 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     }
     open::write_trace(&mut session, &args.open)?;
     let shapes = outputs.iter().map(|(n, t)| (n.clone(), t.shape.clone())).collect();
-    let outcome = Outcome { entry: entry.name, rows: prepared.rows, outputs: shapes, seconds: Seconds { load, steps } };
+    let outcome =
+        Outcome { entry: entry.name, rows: prepared.rows, outputs: shapes, seconds: Seconds { load, steps } };
     if args.json { print_json(&outcome) } else { print_text(&text(&outcome)) }
 }
 
@@ -100,11 +101,13 @@ fn find_entry<'a>(program: &'a Program, name: Option<&str>) -> Result<&'a EntryP
         None if names.contains(&"forward") => "forward",
         None if names.len() == 1 => names[0],
         None => {
-            return Err(Diagnostic::usage("which entry to run?").help(format!("give --entry, one of {}", names.join(", "))));
+            return Err(Diagnostic::usage("which entry to run?")
+                .help(format!("give --entry, one of {}", names.join(", "))));
         }
     };
     program.entries.iter().find(|e| e.name == wanted).ok_or_else(|| {
-        Diagnostic::usage(format!("the artifact has no entry `{wanted}`")).help(format!("it has {}", names.join(", ")))
+        Diagnostic::usage(format!("the artifact has no entry `{wanted}`"))
+            .help(format!("it has {}", names.join(", ")))
     })
 }
 
@@ -164,7 +167,9 @@ fn lengths_of(t: &HostTensor, rows: usize, seq: usize) -> Result<Vec<usize>, Dia
         .iter()
         .map(|&n| {
             usize::try_from(n).ok().filter(|&n| n >= 1 && n <= seq).ok_or_else(|| {
-                Diagnostic::input(format!("a row of length {n}")).at("`lengths`").why(format!("rows have 1 to {seq} positions"))
+                Diagnostic::input(format!("a row of length {n}"))
+                    .at("`lengths`")
+                    .why(format!("rows have 1 to {seq} positions"))
             })
         })
         .collect()
@@ -177,7 +182,9 @@ fn last_positions(t: &HostTensor, lengths: &[usize]) -> Result<HostTensor, Diagn
     let mut out = Vec::with_capacity(rows * width);
     for row in 0..*rows {
         let at = (row * seq + lengths.get(row).copied().unwrap_or(*seq) - 1) * width;
-        out.extend_from_slice(data.get(at..at + width).ok_or_else(|| Diagnostic::internal("an output is too short"))?);
+        out.extend_from_slice(
+            data.get(at..at + width).ok_or_else(|| Diagnostic::internal("an output is too short"))?,
+        );
     }
     let shape: Vec<usize> = std::iter::once(*rows).chain(rest.iter().copied()).collect();
     Ok(HostTensor::f32(shape, out))

@@ -17,12 +17,14 @@ fn module() -> Module {
     let x = f.arg(Type::f32([4, 6]), "x");
     let w = f.arg(Type::f32([6, 5]), "");
     f.values[x].labels = vec![Some(Label::Batch), None];
-    let dot = DotGeneral { lhs_batch: vec![], rhs_batch: vec![], lhs_contract: vec![1], rhs_contract: vec![0] };
+    let dot =
+        DotGeneral { lhs_batch: vec![], rhs_batch: vec![], lhs_contract: vec![1], rhs_contract: vec![0] };
     let y = f.apply(Op::DotGeneral(dot), &[x, w], "fc.weight").unwrap()[0];
     f.values[y].sharding = Some(sharding.clone());
     let z = f.apply(Op::Binary(BinaryKind::Add), &[y, y], "").unwrap()[0];
     let term = Term::Sum(vec![Term::Value(y), Term::Sum(vec![Term::Value(x), Term::Value(z)])]);
-    f.values[z].claim = Some(Claim { term, sharding: sharding.clone(), pad: vec![Pad::Zero, Pad::Unspecified] });
+    f.values[z].claim =
+        Some(Claim { term, sharding: sharding.clone(), pad: vec![Pad::Zero, Pad::Unspecified] });
     let mask = MaskTail { axes: vec![tp4, tp2], dim: 1, global: 5, value: f64::NEG_INFINITY };
     let z = f.push(Op::MaskTail(mask), vec![z], vec![Type::f32([4, 5])], "")[0];
     let reduce = Collective::AllReduce { axes: vec![tp2], kind: ReduceKind::Min };
@@ -43,7 +45,8 @@ fn module() -> Module {
     main.results = vec![y, s];
     let func = m.funcs.push(main);
     let source = ParamSource::constant([6, 5], 0.1);
-    let p = m.params.push(Param { name: "w".into(), ty: Type::f32([6, 5]), source, sharding: Some(sharding) });
+    let p =
+        m.params.push(Param { name: "w".into(), ty: Type::f32([6, 5]), source, sharding: Some(sharding) });
     let s = m.states.push(State { name: "s".into(), ty: Type::f32([3]), sharding: None });
     m.entries.push(Entry {
         name: "forward".into(),

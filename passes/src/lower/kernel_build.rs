@@ -76,7 +76,6 @@ impl KernelBuilder {
         self.extents[dim]
     }
 
-
     /// Adds a node, or finds the equal one.
     pub fn node(&mut self, node: Node) -> NodeId {
         if matches!(node, Node::RowReduce(..)) {
@@ -171,7 +170,6 @@ impl KernelBuilder {
         (self.accesses.len() - 1) as AccessId
     }
 
-
     pub fn load(&mut self, access: AccessId) -> NodeId {
         self.node(Node::Load(access))
     }
@@ -251,10 +249,9 @@ impl KernelBuilder {
         while d >= 1 {
             let outer = d - 1;
             let is_lane = d == self.lane();
-            let may = !self.indexed[d]
-                && !self.indexed[outer]
-                && !(is_lane && self.lane_is_settled(outer))
-                && self.accesses.iter().all(|a| a.strides[outer] == a.strides[d] * self.extents[d]);
+            let fixed = self.indexed[d] || self.indexed[outer] || (is_lane && self.lane_is_settled(outer));
+            let may =
+                !fixed && self.accesses.iter().all(|a| a.strides[outer] == a.strides[d] * self.extents[d]);
             if may {
                 self.extents[outer] *= self.extents[d];
                 for a in &mut self.accesses {

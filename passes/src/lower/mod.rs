@@ -269,8 +269,10 @@ fn lower_entry(
 /// Which calls of a chain are layers: those of functions the frontend named so (`layer`, `forward.layer`, `forward.layer.1`),
 /// else all of them.
 pub(crate) fn layers(module: &Module, calls: &[FuncId]) -> Vec<Option<u32>> {
-    let named: Vec<bool> =
-        calls.iter().map(|&f| module.funcs[f].name.split('.').any(|part| part.starts_with("layer"))).collect();
+    let named: Vec<bool> = calls
+        .iter()
+        .map(|&f| module.funcs[f].name.split('.').any(|part| part.starts_with("layer")))
+        .collect();
     let any = named.iter().any(|&n| n);
     let mut next = 0;
     let number = |is: bool| {

@@ -108,6 +108,7 @@ impl Builder<'_> {
 
     /// The claim of a local value; every value of `out` is made with one.
     fn claim(&self, local: ValueId) -> &Claim {
+        // invariant: `value` gives every value of `out` a claim
         self.out.values[local].claim.as_ref().expect("every local value is made with a claim")
     }
 

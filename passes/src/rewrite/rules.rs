@@ -76,10 +76,13 @@ fn rule(
     vars: &str,
     build: impl Fn(&mut Found) -> Option<Id> + Send + Sync + 'static,
 ) -> Rule {
+    // invariant: the patterns are constants of this folder, and any test of the rules builds them all
     let pattern: Pattern<Dist> = pattern.parse().expect("the patterns below are well formed");
+    // invariant: as for the patterns
     let vars = vars.split(' ').map(|v| v.parse().expect("the variables below are well formed")).collect();
-    Rewrite::new(name, pattern, Apply { vars, build: Arc::new(build) })
-        .expect("a rule's variables are in its pattern")
+    let rewrite = Rewrite::new(name, pattern, Apply { vars, build: Arc::new(build) });
+    // invariant: as for the patterns
+    rewrite.expect("a rule's variables are in its pattern")
 }
 
 /// All rules. A rule over several shapes of term (operand order, kind of op) is several rewrites.

@@ -21,7 +21,10 @@ pub(super) fn load(path: &Path, program: &Program) -> Result<Levels, Diagnostic>
         Err(Diagnostic::input(what).at(path.display().to_string()).why(why).help("compile the model again"))
     };
     if program.levels_digest.is_empty() {
-        return refuse("the artifact cannot be checked", "it keeps nothing of what it was compiled from".to_owned());
+        return refuse(
+            "the artifact cannot be checked",
+            "it keeps nothing of what it was compiled from".to_owned(),
+        );
     }
     let bytes = read(path)?;
     let digest = digest_of(&bytes);
@@ -32,7 +35,8 @@ pub(super) fn load(path: &Path, program: &Program) -> Result<Levels, Diagnostic>
     let levels: Levels = serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))?;
     for (name, module) in [("graph", &levels.graph), ("sharded", &levels.sharded), ("local", &levels.local)] {
         verifier::verify(module).map_err(|d| {
-            let place = format!("{} ({name}): {}", path.display(), d.place.as_deref().unwrap_or("the module"));
+            let place =
+                format!("{} ({name}): {}", path.display(), d.place.as_deref().unwrap_or("the module"));
             d.at(place)
         })?;
     }

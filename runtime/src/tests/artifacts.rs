@@ -65,8 +65,11 @@ fn write(folder: &Folder, program: &Program, version: u32) -> PathBuf {
     let object = compile_object(&folder.0);
     let dir = folder.0.join("a.pcc");
     let (report, plan) = (json!({ "version": version }), json!({}));
-    Artifact::write(&dir, &Contents { program, kernels: Some(&object), report: &report, plan: &plan, levels: None })
-        .unwrap();
+    Artifact::write(
+        &dir,
+        &Contents { program, kernels: Some(&object), report: &report, plan: &plan, levels: None },
+    )
+    .unwrap();
     fs::remove_file(folder.0.join("k.c")).unwrap();
     fs::remove_file(object).unwrap();
     dir
@@ -93,7 +96,8 @@ fn an_artifact_is_written_replaced_loaded_and_run() {
 fn what_is_no_artifact_is_not_replaced() {
     let folder = Folder::new("keep");
     let program = program(mesh(1, 1, 1), vec![], vec![], vec![], vec![StageProgram::default()]);
-    let contents = Contents { program: &program, kernels: None, report: &json!({}), plan: &json!({}), levels: None };
+    let contents =
+        Contents { program: &program, kernels: None, report: &json!({}), plan: &json!({}), levels: None };
     let write = |name: &str| Artifact::write(&folder.0.join(name), &contents);
     fs::create_dir(folder.0.join("music")).unwrap();
     fs::write(folder.0.join("music/song"), "la").unwrap();
@@ -112,8 +116,13 @@ fn a_failed_write_leaves_the_old_artifact() {
     let folder = Folder::new("failed");
     let dir = write(&folder, &add_one(), 1);
     let missing = folder.0.join("missing.so");
-    let contents =
-        Contents { program: &add_one(), kernels: Some(&missing), report: &json!({}), plan: &json!({}), levels: None };
+    let contents = Contents {
+        program: &add_one(),
+        kernels: Some(&missing),
+        report: &json!({}),
+        plan: &json!({}),
+        levels: None,
+    };
     assert_eq!(Artifact::write(&dir, &contents).unwrap_err().fault, Fault::Run);
     assert_eq!(folder.names(), ["a.pcc"]);
     assert!(Artifact::load(&dir).is_ok());
