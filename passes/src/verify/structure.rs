@@ -15,7 +15,14 @@ pub(super) enum Level {
     Local,
 }
 
+/// The most devices a mesh may have.
+const MOST_DEVICES: u64 = 1 << 20;
+
 pub(super) fn check(module: &Module, level: Level) -> Result<(), Diagnostic> {
+    let sizes = Axis::ALL.map(|a| u64::from(module.mesh.size(a)));
+    if sizes.iter().try_fold(1u64, |n, &s| n.checked_mul(s)).is_none_or(|n| n == 0 || n > MOST_DEVICES) {
+        return Err(Diagnostic::check(format!("a mesh of {sizes:?} devices along its axes")));
+    }
     for func in module.funcs.values() {
         check_func(module, func, level)?;
     }

@@ -1,6 +1,7 @@
 //! The static checker catches every mutation: each kind below is applied wherever it can be in several compiled models, and each mutant
 //! must be refused with a message that names a value it concerns.
 
+mod hostile;
 mod instrs;
 mod local;
 mod models;
