@@ -6,6 +6,7 @@ mod codegen_client;
 mod diagnose;
 mod interrupt;
 mod npz;
+mod numeric;
 mod open;
 mod progress;
 

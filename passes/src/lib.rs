@@ -11,4 +11,5 @@ pub mod driver;
 pub mod partition;
 pub mod rewrite;
 pub mod solve;
+pub mod twin;
 pub mod verify;

@@ -1,9 +1,16 @@
 //! `pcc verify ARTIFACT`.
 
 use super::{print_json, print_text};
+use crate::codegen_client::CodegenClient;
+use crate::numeric::{self, Comparison};
+use crate::progress;
 use pcc_ir::Diagnostic;
+use pcc_ir::program::Program;
+use pcc_passes::driver;
+use pcc_passes::plan::Plan;
+use pcc_passes::twin::{self, Work};
 use pcc_passes::verify::{CheckInput, check};
-use pcc_runtime::Artifact;
+use pcc_runtime::{Artifact, KernelObject, KernelSet, Levels, NoWeights, Options, Session};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -12,6 +19,16 @@ use std::time::Instant;
 pub struct Args {
     /// Artifact directory (NAME.pcc)
     artifact: PathBuf,
+    /// Also run it on virtual devices against the reference evaluator: the program itself when it is small, else a shrunken twin
+    /// on the same mesh; parameters and inputs are random
+    #[arg(long)]
+    numeric: bool,
+    /// Seed of the parameters and inputs of --numeric
+    #[arg(long, default_value_t = 0, requires = "numeric")]
+    seed: u64,
+    /// Threads of --numeric [default: one a core]
+    #[arg(long, default_value_t = 0, requires = "numeric")]
+    workers: usize,
     /// One JSON object on stdout
     #[arg(long)]
     json: bool,
@@ -24,24 +41,134 @@ struct Outcome {
     values: usize,
     functions: usize,
     seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numeric: Option<Numeric>,
+}
+
+#[derive(Serialize)]
+struct Numeric {
+    /// What was run: the program itself, or its twin.
+    twin: bool,
+    parameters: u64,
+    /// Calls of the chain, tokens of the vocabulary and positions of a row in what was run.
+    layers: usize,
+    vocab: usize,
+    seq: usize,
+    devices: usize,
+    rows: usize,
+    micro_batches: usize,
+    tolerance: f64,
+    outputs: Vec<Comparison>,
+    seconds: f64,
 }
 
 pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let artifact = Artifact::load(&args.artifact)?;
     let levels = artifact.levels()?;
     let start = Instant::now();
-    let input = CheckInput {
+    let summary = check(&CheckInput {
         graph: &levels.graph,
         sharded: &levels.sharded,
         local: &levels.local,
         program: &artifact.program,
-    };
-    let summary = check(&input)?;
+    })?;
     let seconds = start.elapsed().as_secs_f64();
-    let outcome = Outcome { ok: true, values: summary.values, functions: summary.functions, seconds };
+    let numeric = args.numeric.then(|| run_numeric(args, artifact, levels)).transpose()?;
+    let outcome =
+        Outcome { ok: true, values: summary.values, functions: summary.functions, seconds, numeric };
     if args.json { print_json(&outcome) } else { print_text(&text(&outcome)) }
 }
 
 fn text(o: &Outcome) -> String {
-    format!("proved {} values in {} functions in {:.1} ms", o.values, o.functions, o.seconds * 1e3)
+    let mut out = format!("proved {} values in {} functions in {:.1} ms", o.values, o.functions, o.seconds * 1e3);
+    let Some(n) = &o.numeric else { return out };
+    let what = if n.twin { "a shrunken twin" } else { "the program" };
+    out += &format!(
+        "\nran {what} ({} parameters, {} calls) on {} virtual devices, {} rows in {} micro-batches, in {:.1} s",
+        n.parameters, n.layers, n.devices, n.rows, n.micro_batches, n.seconds
+    );
+    for c in &n.outputs {
+        out += &format!(
+            "\n  {} {}: differs from the reference by at most {:.1e} ({:.1e} of the largest)",
+            c.entry, c.output, c.max_abs_diff, c.max_rel_diff
+        );
+        if let Some(share) = c.argmax_agreement {
+            out += &format!(", same argmax in {:.1}%", share * 100.0);
+        }
+    }
+    out
+}
+
+/// Runs the program, or its twin, against the reference.
+fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeric, Diagnostic> {
+    let start = Instant::now();
+    let spinner = progress::spinner(args.json);
+    spinner.set_message("running against the reference evaluator");
+    let small = Work::of(&levels.graph, &artifact.program.batch).is_small();
+    let (mut graph, mut program, kernels) = if small {
+        let kernels = artifact.kernels()?;
+        (levels.graph, artifact.program, kernels)
+    } else {
+        compile_twin(&artifact, &levels)?
+    };
+    twin::randomise(&mut graph, args.seed);
+    // The checker has proved that the program has the graph's parameters, in the same order.
+    for (param, global) in program.params.iter_mut().zip(graph.params.values()) {
+        param.source = global.source.clone();
+    }
+    let options = Options { workers: args.workers, ..Options::default() };
+    let mut session = Session::new(program, kernels, &NoWeights, &options, &|_, _| {})?;
+    let outputs = numeric::compare(&mut session, &graph, args.seed)?;
+    spinner.finish_and_clear();
+    let program = session.program();
+    Ok(Numeric {
+        twin: !small,
+        parameters: graph.parameters(),
+        layers: graph.entries.first().map_or(0, |e| graph.funcs[e.func].insts.len()),
+        vocab: program.model.vocab,
+        seq: program.model.seq,
+        devices: program.mesh.devices(),
+        rows: program.batch.batch,
+        micro_batches: program.batch.micro_batches,
+        tolerance: numeric::TOLERANCE,
+        outputs,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// Shrinks the model and compiles it as the artifact was: the same mesh, shardings and stages.
+fn compile_twin(
+    artifact: &Artifact,
+    levels: &Levels,
+) -> Result<(pcc_ir::Module, Program, Box<dyn KernelSet>), Diagnostic> {
+    let client = CodegenClient::spawn();
+    let plan = Plan::from_json(&artifact.plan.to_string())?;
+    let twin = twin::twin(&levels.graph, &plan, &artifact.program.model)?;
+    let options = driver::Options {
+        mesh: plan.mesh,
+        sp: plan.sp,
+        batch: twin.batch,
+        memory: None,
+        plan: Some(twin.plan),
+        info: twin.info,
+        weights: None,
+        print_after: None,
+    };
+    let compiled = driver::compile(twin.graph, &options)?;
+    let mut program = compiled.program;
+    if program.kernels.is_empty() {
+        return Ok((compiled.graph, program, Box::new(pcc_runtime::Interpreter::new([]))));
+    }
+    let folder = tempfile::tempdir().map_err(|e| {
+        Diagnostic::run("no temporary folder can be made for the twin's kernels").why(e.to_string())
+    })?;
+    let object = folder.path().join("kernels.x86.so");
+    let kernels: Vec<_> = program.kernels.values().cloned().collect();
+    let built = client?.build(&kernels, &object)?;
+    for (kernel, symbol) in program.kernels.values_mut().zip(&built.symbols) {
+        kernel.name.clone_from(symbol);
+    }
+    // The mapping outlives the file.
+    let kernels = KernelObject::load(&object, program.kernels.values())?;
+    Ok((compiled.graph, program, Box::new(kernels)))
 }

@@ -14,7 +14,7 @@ mod network;
 mod problem;
 mod strategy;
 mod structure;
-mod unite;
+pub(crate) mod unite;
 
 #[cfg(test)]
 mod enumeration;

@@ -1,0 +1,193 @@
+//! Shrunken twins: small models that are partitioned as a large one is, for checks that run the program.
+//!
+//! A twin has the mesh, the shardings and the stages of the real model, every distinct function of it, fewer layers and smaller
+//! extents that are as uneven over the mesh: what can go wrong in the large goes wrong in the small.
+//!
+//! ```text
+//! llama-3.1-405b --tp 8 --pp 4      126 layers of [16384] x [53248], 128256 tokens
+//! its twin                          4 layers of [64] x [64], 64 tokens, on the same 32 devices
+//! ```
+//!
+//! 1. [`layers`] leaves out calls that repeat others of their stage.
+//! 2. [`dims`] joins dims into classes and chooses their extents.
+//! 3. [`rewrite`] writes the module with them.
+
+mod dims;
+mod layers;
+mod parameters;
+mod rewrite;
+
+#[cfg(test)]
+mod tests;
+
+use crate::plan::Plan;
+use dims::{Dims, Least};
+pub use parameters::randomise;
+use pcc_ir::graph::{Label, Role};
+use pcc_ir::program::{BatchPlan, ModelInfo};
+use pcc_ir::{Diagnostic, Fault, Func, Module, Op, Type};
+
+/// What running the reference evaluator on a module takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations, every entry once for each micro-batch.
+    pub flops: f64,
+    /// Bytes of parameters, states and values, of the reference and of the program together.
+    pub bytes: f64,
+}
+
+/// More than this is not run: a twin is.
+const MOST: Work = Work { flops: 2e9, bytes: 256e6 };
+
+impl Work {
+    /// The work of a module.
+    pub fn of(module: &Module, batch: &BatchPlan) -> Self {
+        let micro_batches = batch.micro_batches as f64;
+        // The reference holds f64, the program at most f32 once a replica and stage.
+        let stored = module.params.values().map(|p| p.ty.elements() as f64).sum::<f64>();
+        let states = module.states.values().map(|s| s.ty.elements() as f64).sum::<f64>();
+        let mut work = Work {
+            flops: 0.0,
+            bytes: stored * (8.0 + 4.0 * batch.replicas as f64) + states * 12.0 * micro_batches,
+        };
+        let mut values: f64 = 0.0;
+        for entry in &module.entries {
+            let f = &module.funcs[entry.func];
+            let mut flops = func_flops(f);
+            for inst in &f.insts {
+                if let Op::Call(callee) = inst.op {
+                    let g = &module.funcs[callee];
+                    flops += func_flops(g);
+                    values = values.max(bytes_of(g));
+                }
+            }
+            values = values.max(bytes_of(f));
+            work.flops += flops * micro_batches;
+        }
+        work.bytes += 2.0 * values;
+        work
+    }
+
+    /// Whether a check may run it.
+    pub fn is_small(&self) -> bool {
+        self.flops <= MOST.flops && self.bytes <= MOST.bytes
+    }
+}
+
+fn func_flops(f: &Func) -> f64 {
+    let flops = |inst: &pcc_ir::Inst| {
+        let args: Vec<&Type> = inst.args.iter().map(|&v| f.ty(v)).collect();
+        let results: Vec<&Type> = inst.results.iter().map(|&v| f.ty(v)).collect();
+        inst.op.flops(&args, &results) + results.iter().map(|t| t.elements() as f64).sum::<f64>()
+    };
+    f.insts.iter().filter(|i| !matches!(i.op, Op::Call(_))).map(flops).sum()
+}
+
+fn bytes_of(f: &Func) -> f64 {
+    f.values.values().map(|v| 8.0 * v.ty.elements() as f64).sum()
+}
+
+/// A twin, ready to be compiled as the model was.
+#[derive(Clone, Debug)]
+pub struct Twin {
+    /// Its parameters are zeros until [`randomise`]d.
+    pub graph: Module,
+    /// The model's shardings and stage cut, for the twin.
+    pub plan: Plan,
+    pub batch: BatchPlan,
+    pub info: ModelInfo,
+}
+
+/// Tried in turn until the twin is small enough.
+const LEAST: [Least; 5] = [
+    Least { wide: 64, seq: 16 },
+    Least { wide: 32, seq: 16 },
+    Least { wide: 32, seq: 8 },
+    Least { wide: 16, seq: 8 },
+    Least { wide: 8, seq: 4 },
+];
+
+/// Shrinks a model that was compiled by `plan`. `graph` is outlined, as the checker sees it.
+///
+/// # Errors
+/// The plan is of another model, or the model cannot be shrunk: its large dims are in reshapes, slices or joins.
+pub fn twin(graph: &Module, plan: &Plan, info: &ModelInfo) -> Result<Twin, Diagnostic> {
+    let assignment = plan.assignment(graph, &plan.mesh, plan.sp)?;
+    let stages = if plan.stages.is_empty() { chain_length(graph) } else { plan.stages.clone() };
+    let few = layers::fewer(graph, &assignment, &stages);
+    let rows = plan.batch.replicas * plan.batch.rows();
+    let mut smallest = Work::default();
+    for least in LEAST {
+        let dims = Dims::of(&few.module, &few.assignment);
+        let batch = if dims.batch_is_free(rows) { fewer_rows(&plan.batch) } else { plan.batch };
+        let new_rows = (batch != plan.batch).then(|| batch.replicas * batch.rows());
+        let small = rewrite::resize(&few.module, &dims.sizes(&plan.mesh, least, new_rows));
+        let work = Work::of(&small, &batch);
+        if work.is_small() {
+            pcc_ir::verifier::verify(&small).map_err(|d| Diagnostic { fault: Fault::Internal, ..d })?;
+            let mut twin_plan = Plan::new(&small, &few.assignment, plan.mesh, plan.sp, batch);
+            twin_plan.stages = few.stages;
+            let info = small_info(info, graph, &small);
+            return Ok(Twin { graph: small, plan: twin_plan, batch, info });
+        }
+        smallest = work;
+    }
+    Err(Diagnostic::input("the model is too large to be run by the reference evaluator, and cannot be shrunk")
+        .at(graph.name.clone())
+        .why(format!(
+            "the smallest twin still takes {:.1} Gflop and {:.0} MB: its large dims are in reshapes, slices or joins, \
+             or there are many rows and replicas",
+            smallest.flops / 1e9,
+            smallest.bytes / 1e6
+        ))
+        .help("check a smaller --batch, --dp or --seq with --numeric; `pcc verify` without it proves any size"))
+}
+
+fn chain_length(graph: &Module) -> Vec<usize> {
+    graph.entries.first().map(|e| graph.funcs[e.func].insts.len()).into_iter().collect()
+}
+
+/// At most two rows a cell and four micro-batches, and still uneven when the batch was.
+fn fewer_rows(batch: &BatchPlan) -> BatchPlan {
+    let micro_batches = batch.micro_batches.min(4);
+    let cells = batch.replicas * micro_batches;
+    let uneven = !batch.batch.is_multiple_of(batch.replicas * batch.micro_batches) && cells > 1;
+    let rows = match batch.rows() {
+        1 => cells,
+        // The last cell has one row, the others two.
+        _ if uneven => 2 * cells - 1,
+        _ => 2 * cells,
+    };
+    BatchPlan { batch: rows, replicas: batch.replicas, micro_batches }
+}
+
+/// What is known of the model, with the twin's sizes.
+fn small_info(info: &ModelInfo, graph: &Module, small: &Module) -> ModelInfo {
+    let mut out = ModelInfo { name: format!("twin of {}", info.name), ..info.clone() };
+    out.parameters = small.parameters();
+    out.layers = small.entries.first().map_or(0, |e| small.funcs[e.func].insts.len());
+    for (id, f) in &graph.funcs {
+        let g = &small.funcs[id];
+        for (inst, new) in f.insts.iter().zip(&g.insts) {
+            let Op::Gather(gather) = &inst.op else { continue };
+            let rows = |f: &Func, i: &pcc_ir::Inst| f.ty(i.args[0]).shape[gather.batch];
+            if rows(f, inst) == info.vocab {
+                out.vocab = rows(g, new);
+            }
+        }
+    }
+    for (entry, new) in graph.entries.iter().zip(&small.entries) {
+        let (f, g) = (&graph.funcs[entry.func], &small.funcs[new.func]);
+        for (&v, role) in f.args.iter().zip(&entry.args).filter(|a| matches!(a.1, Role::Input(_))) {
+            let labels = &f.values[v].labels;
+            let Some(i) = labels.iter().position(|&l| l == Some(Label::Seq)) else { continue };
+            let at = new.args.iter().position(|r| r == role);
+            if f.ty(v).shape.get(i) == Some(&info.seq)
+                && let Some(&n) = at.and_then(|at| g.ty(g.args[at]).shape.get(i))
+            {
+                out.seq = n;
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,317 @@
+//! Runs a program on virtual devices against the reference evaluator: every entry, all micro-batches and replicas, rows of
+//! different lengths, states carried from entry to entry.
+
+use pcc_ir::eval::{Tensor, eval_entry, round_to};
+use pcc_ir::program::{BatchPlan, EntryProgram, IoSpec, Program};
+use pcc_ir::source::Random;
+use pcc_ir::{DType, Diagnostic, Entry, Module, Op};
+use pcc_runtime::{HostData, HostTensor, Session};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The largest difference allowed, relative to the largest magnitude of the reference: far above what f32 sums of a few layers
+/// lose (1e-5), far below what a missing or doubled contribution makes (1e-1).
+pub const TOLERANCE: f64 = 1e-3;
+/// How often an entry of one position a row runs.
+const DECODE_STEPS: usize = 2;
+
+/// How an output compares with the reference over all runs.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Comparison {
+    pub entry: String,
+    pub output: String,
+    /// Elements compared.
+    pub elements: usize,
+    pub max_abs_diff: f64,
+    /// The largest difference by the largest magnitude of the reference.
+    pub max_rel_diff: f64,
+    /// Share of positions whose largest element is the same one, for outputs over more than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub argmax_agreement: Option<f64>,
+    #[serde(skip)]
+    largest: f64,
+    #[serde(skip)]
+    argmax: (usize, usize),
+    /// Row and element of the largest difference, and the two values.
+    #[serde(skip)]
+    worst: Option<(usize, f64, f64)>,
+}
+
+impl Comparison {
+    fn add(&mut self, row: usize, got: &[f64], want: &[f64], width: usize) {
+        for (&g, &w) in got.iter().zip(want) {
+            let same = g == w || g.is_nan() && w.is_nan();
+            let diff = if same { 0.0 } else { (g - w).abs() };
+            // A value that is no number where the reference has one differs without bound.
+            let diff = if diff.is_nan() { f64::INFINITY } else { diff };
+            if diff > self.max_abs_diff {
+                (self.max_abs_diff, self.worst) = (diff, Some((row, g, w)));
+            }
+            if w.is_finite() {
+                self.largest = self.largest.max(w.abs());
+            }
+        }
+        self.elements += want.len();
+        if width > 1 {
+            for (g, w) in got.chunks_exact(width).zip(want.chunks_exact(width)) {
+                self.argmax.0 += usize::from(argmax(g) == argmax(w));
+                self.argmax.1 += 1;
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        self.max_rel_diff = if self.max_abs_diff == 0.0 { 0.0 } else { self.max_abs_diff / self.largest };
+        let (same, all) = self.argmax;
+        self.argmax_agreement = (all > 0).then(|| same as f64 / all as f64);
+    }
+
+    /// # Errors
+    /// The output differs by more than the tolerance.
+    fn check(&self) -> Result<(), Diagnostic> {
+        // Not `>`: a difference that is no number must not pass.
+        if self.max_rel_diff <= TOLERANCE {
+            return Ok(());
+        }
+        let (row, got, want) = self.worst.unwrap_or_default();
+        Err(Diagnostic::check("the program computes something else than the model")
+            .at(format!("output `{}` of entry `{}`, row {row}", self.output, self.entry))
+            .why(format!(
+                "it gives {got} where the reference evaluator gives {want}: {:.1e} of the largest magnitude, at most {TOLERANCE:.0e} \
+                 is rounding",
+                self.max_rel_diff
+            )))
+    }
+}
+
+/// Runs every entry of a session against a graph whose parameters need no file.
+///
+/// # Errors
+/// An output differs; or the program or the reference cannot run.
+pub fn compare(session: &mut Session, graph: &Module, seed: u64) -> Result<Vec<Comparison>, Diagnostic> {
+    let program = session.program().clone();
+    let params = parameters(graph)?;
+    let batch = program.batch;
+    let mut states: Vec<Vec<Tensor>> = (0..batch.micro_batches)
+        .map(|_| graph.states.values().map(|s| Tensor::zeros(s.ty.clone())).collect())
+        .collect();
+    session.reset_states();
+    let positions = sequence(&program);
+    // One position a row after whole rows: decode goes on from what prefill left.
+    let mut order: Vec<&EntryProgram> = program.entries.iter().collect();
+    order.sort_by_key(|e| takes(e, "positions"));
+    let mut found = Vec::new();
+    for entry in order {
+        let Some(of) = graph.entries.iter().find(|e| e.name == entry.name) else {
+            return Err(Diagnostic::check(format!("the model has no entry `{}`", entry.name)));
+        };
+        let mut outputs: Vec<Comparison> = entry
+            .outputs
+            .iter()
+            .map(|o| Comparison { entry: entry.name.clone(), output: o.name.clone(), ..Comparison::default() })
+            .collect();
+        let steps = if takes(entry, "positions") { DECODE_STEPS } else { 1 };
+        for step in 0..steps {
+            let rows = Rows { count: batch.batch, positions, step, seed, index_limit: index_limit(graph, &program) };
+            let inputs: BTreeMap<String, HostTensor> =
+                entry.inputs.iter().map(|spec| (spec.name.clone(), rows.input(spec, &entry.name))).collect();
+            let got = session.run(&entry.name, &inputs, rows.count)?;
+            for (m, states) in states.iter_mut().enumerate() {
+                let want = reference(graph, of, entry, &batch, m, &inputs, &params, states)?;
+                for (spec, outcome) in entry.outputs.iter().zip(&mut outputs) {
+                    let (Some(got), Some(want)) = (got.get(&spec.name), want.get(&spec.name)) else {
+                        return Err(Diagnostic::check(format!("output `{}` is missing", spec.name)));
+                    };
+                    compare_rows(spec, &batch, m, got, want, outcome);
+                }
+            }
+        }
+        for outcome in &mut outputs {
+            outcome.finish();
+            outcome.check()?;
+        }
+        found.append(&mut outputs);
+    }
+    Ok(found)
+}
+
+fn takes(entry: &EntryProgram, input: &str) -> bool {
+    entry.inputs.iter().any(|i| i.name == input)
+}
+
+/// The values of every parameter, as f64.
+fn parameters(graph: &Module) -> Result<Vec<Tensor>, Diagnostic> {
+    let value = |p: &pcc_ir::Param| {
+        let mut out = vec![0.0f32; p.ty.elements()];
+        let whole: Vec<_> = p.ty.shape.iter().map(|&n| 0..n).collect();
+        if !p.source.fill(&whole, &mut out)? {
+            return Err(Diagnostic::internal(format!("parameter `{}` needs a file", p.name)));
+        }
+        let data = out.into_iter().map(|x| round_to(p.ty.dtype, f64::from(x))).collect();
+        Ok(Tensor { ty: p.ty.clone(), data })
+    };
+    graph.params.values().map(value).collect()
+}
+
+/// Positions of a row: the sequence extent of the inputs, or 1.
+fn sequence(program: &Program) -> usize {
+    let specs = program.entries.iter().flat_map(|e| &e.inputs);
+    specs.filter_map(|s| s.ty.shape.get(s.seq_dim?).copied()).max().unwrap_or(1)
+}
+
+/// Indices below this are in every table that rows are gathered from.
+fn index_limit(graph: &Module, program: &Program) -> usize {
+    if program.model.vocab > 0 {
+        return program.model.vocab;
+    }
+    let gathers = graph.funcs.values().flat_map(|f| f.insts.iter().map(move |i| (f, i)));
+    let rows = gathers.filter_map(|(f, i)| match &i.op {
+        Op::Gather(g) => f.ty(*i.args.first()?).shape.get(g.batch).copied(),
+        _ => None,
+    });
+    rows.min().unwrap_or(2)
+}
+
+/// The rows of one run.
+struct Rows {
+    count: usize,
+    /// Positions of a row.
+    positions: usize,
+    /// How many tokens were decoded before.
+    step: usize,
+    seed: u64,
+    index_limit: usize,
+}
+
+impl Rows {
+    /// Valid positions of a row: the first row is nearly full, the others have other lengths. Two positions are left for decoding.
+    fn length(&self, row: usize) -> usize {
+        let most = self.positions.saturating_sub(DECODE_STEPS).max(1);
+        most - row * 3 % most
+    }
+
+    fn input(&self, spec: &IoSpec, entry: &str) -> HostTensor {
+        let mut shape = spec.ty.shape.clone();
+        if let Some(n) = spec.batch_dim.and_then(|d| shape.get_mut(d)) {
+            *n = self.count;
+        }
+        let elements: usize = shape.iter().product();
+        let name = format!("{entry}.{}.{}", spec.name, self.step);
+        let noise = Random { seed: self.seed, name, scale: 1.0 };
+        // Row and position of an element, from the labelled dims.
+        let place = |i: usize, dim: Option<usize>| {
+            dim.map_or(0, |d| i / shape[d + 1..].iter().product::<usize>() % shape[d])
+        };
+        let whole = |i: usize| {
+            let (row, position) = (place(i, spec.batch_dim), place(i, spec.seq_dim));
+            match spec.name.as_str() {
+                "lengths" => self.length(row),
+                "positions" => self.length(row) + self.step,
+                "attention_mask" => usize::from(position < self.length(row)),
+                "token_types" => usize::from(2 * position >= self.length(row)),
+                // 1000 steps a standard deviation: spread over any table.
+                _ => (noise.value(i as u64).abs() * 1000.0) as usize % self.index_limit,
+            }
+        };
+        let data = match spec.ty.dtype {
+            DType::Bool => HostData::Bool((0..elements).map(|i| noise.value(i as u64) > 0.0).collect()),
+            DType::I64 => HostData::I64((0..elements).map(|i| whole(i) as i64).collect()),
+            DType::I32 => HostData::I32((0..elements).map(|i| whole(i) as i32).collect()),
+            _ => HostData::F32((0..elements).map(|i| noise.value(i as u64)).collect()),
+        };
+        HostTensor { shape, data }
+    }
+}
+
+/// What the model computes for one micro-batch; the states move on.
+fn reference(
+    graph: &Module,
+    of: &Entry,
+    entry: &EntryProgram,
+    batch: &BatchPlan,
+    micro_batch: usize,
+    inputs: &BTreeMap<String, HostTensor>,
+    params: &[Tensor],
+    states: &mut [Tensor],
+) -> Result<BTreeMap<String, Tensor>, Diagnostic> {
+    let mut given = BTreeMap::new();
+    for spec in &entry.inputs {
+        let Some(host) = inputs.get(&spec.name) else { continue };
+        let data = numbers(host);
+        let mut tensor = Tensor::zeros(spec.ty.clone());
+        for lane in lanes(spec, batch, micro_batch) {
+            let width = lane.width;
+            for o in 0..lane.outer {
+                let (to, from) = ((o * lane.lanes + lane.at) * width, (o * lane.rows + lane.row) * width);
+                let values = data[from..from + width].iter().map(|&x| round_to(spec.ty.dtype, x));
+                tensor.data[to..to + width].iter_mut().zip(values).for_each(|(t, v)| *t = v);
+            }
+        }
+        given.insert(spec.name.clone(), tensor);
+    }
+    eval_entry(graph, of, &given, params, states).map_err(|why| {
+        Diagnostic::internal(format!("the reference evaluator cannot run entry `{}`", entry.name)).why(why)
+    })
+}
+
+fn compare_rows(
+    spec: &IoSpec,
+    batch: &BatchPlan,
+    micro_batch: usize,
+    got: &HostTensor,
+    want: &Tensor,
+    outcome: &mut Comparison,
+) {
+    let data = numbers(got);
+    let last = if spec.batch_dim == spec.ty.rank().checked_sub(1) { 1 } else { *spec.ty.shape.last().unwrap_or(&1) };
+    for lane in lanes(spec, batch, micro_batch) {
+        let width = lane.width;
+        for o in 0..lane.outer {
+            let (at, from) = ((o * lane.lanes + lane.at) * width, (o * lane.rows + lane.row) * width);
+            let got = data.get(from..from + width).unwrap_or_default();
+            outcome.add(lane.row, got, &want.data[at..at + width], last);
+        }
+    }
+}
+
+/// One row the user gives, in a tensor of one micro-batch: blocks of `width` elements, `outer` of them.
+struct Lane {
+    outer: usize,
+    width: usize,
+    /// Extents of the batch dim in the micro-batch's tensor and in the user's, and the indices of the row in them.
+    lanes: usize,
+    rows: usize,
+    at: usize,
+    row: usize,
+}
+
+/// The rows of a micro-batch; the whole tensor when it has no batch dim.
+fn lanes(spec: &IoSpec, batch: &BatchPlan, micro_batch: usize) -> Vec<Lane> {
+    let shape = &spec.ty.shape;
+    let Some(d) = spec.batch_dim else {
+        return vec![Lane { outer: 1, width: spec.ty.elements(), lanes: 1, rows: 1, at: 0, row: 0 }];
+    };
+    let (outer, width) = (shape[..d].iter().product(), shape[d + 1..].iter().product());
+    let capacity = batch.rows();
+    let lane = |at: usize| {
+        let row = batch.cell(batch.batch, at / capacity, micro_batch).nth(at % capacity)?;
+        Some(Lane { outer, width, lanes: shape[d], rows: batch.batch, at, row })
+    };
+    (0..shape[d]).filter_map(lane).collect()
+}
+
+/// The elements as f64.
+fn numbers(t: &HostTensor) -> Vec<f64> {
+    match &t.data {
+        HostData::F32(v) => v.iter().map(|&x| x.into()).collect(),
+        HostData::F64(v) => v.clone(),
+        HostData::I32(v) => v.iter().map(|&x| x.into()).collect(),
+        HostData::I64(v) => v.iter().map(|&x| x as f64).collect(),
+        HostData::Bool(v) => v.iter().map(|&x| f64::from(u8::from(x))).collect(),
+    }
+}
+
+/// Index of the largest element, the first of equal ones.
+fn argmax(values: &[f64]) -> usize {
+    values.iter().enumerate().fold(0, |best, (i, &x)| if x > values[best] { i } else { best })
+}
