@@ -108,11 +108,16 @@ pub fn compare(session: &mut Session, graph: &Module, seed: u64) -> Result<Vec<C
         let mut outputs: Vec<Comparison> = entry
             .outputs
             .iter()
-            .map(|o| Comparison { entry: entry.name.clone(), output: o.name.clone(), ..Comparison::default() })
+            .map(|o| Comparison {
+                entry: entry.name.clone(),
+                output: o.name.clone(),
+                ..Comparison::default()
+            })
             .collect();
         let steps = if takes(entry, "positions") { DECODE_STEPS } else { 1 };
         for step in 0..steps {
-            let rows = Rows { count: batch.batch, positions, step, seed, index_limit: index_limit(graph, &program) };
+            let rows =
+                Rows { count: batch.batch, positions, step, seed, index_limit: index_limit(graph, &program) };
             let inputs: BTreeMap<String, HostTensor> =
                 entry.inputs.iter().map(|spec| (spec.name.clone(), rows.input(spec, &entry.name))).collect();
             let got = session.run(&entry.name, &inputs, rows.count)?;
@@ -263,7 +268,8 @@ fn compare_rows(
     outcome: &mut Comparison,
 ) {
     let data = numbers(got);
-    let last = if spec.batch_dim == spec.ty.rank().checked_sub(1) { 1 } else { *spec.ty.shape.last().unwrap_or(&1) };
+    let last =
+        if spec.batch_dim == spec.ty.rank().checked_sub(1) { 1 } else { *spec.ty.shape.last().unwrap_or(&1) };
     for lane in lanes(spec, batch, micro_batch) {
         let width = lane.width;
         for o in 0..lane.outer {

@@ -7,7 +7,7 @@
 
 use crate::kernel::{Kernel, KernelId};
 use crate::mesh::{AxisRef, Mesh};
-use crate::sharding::{Sharding, local_extent, span};
+use crate::sharding::{Sharding, span};
 use crate::source::ParamSource;
 use crate::types::{DType, ReduceKind, Type};
 use cranelift_entity::PrimaryMap;
@@ -282,11 +282,6 @@ pub enum Scalar {
         global: u64,
         axes: Vec<AxisRef>,
     },
-    /// Position in the group over `axes`, times `by`.
-    Index {
-        axes: Vec<AxisRef>,
-        by: u64,
-    },
 }
 
 impl Scalar {
@@ -296,7 +291,6 @@ impl Scalar {
             Scalar::Const(c) => *c,
             Scalar::Valid { global, axes } => span(mesh, device, *global as usize, axes).len as i64,
             Scalar::Base { global, axes } => span(mesh, device, *global as usize, axes).start as i64,
-            Scalar::Index { axes, by } => (mesh.index_in(device, axes) as u64 * by) as i64,
         }
     }
 }
@@ -371,10 +365,11 @@ impl CollectiveKind {
 }
 
 /// A collective among the devices of [`Mesh::group`] over `axes`, contributions combined in group order (so that results repeat bit
-/// for bit). Shapes are local, row-major and dense. With p = ceil(whole / group) for the dim concerned:
+/// for bit). Shapes are local, row-major and dense. Member i's piece of a dim is what the split rule gives it
+/// ([`crate::sharding::member_span`] of the whole extent), which for one axis is `i*p .. min((i+1)*p, whole)`, p = ceil(whole / group):
 /// - all-reduce: `dst = reduce(src of all)`; shapes equal; src and dst may be the same.
-/// - all-gather: member i's src fills `i*p .. min((i+1)*p, whole)` of `concat_dim` of dst (the rest of its src is padding).
-/// - reduce-scatter: of the reduction, member i keeps `i*p ..` of `split_dim`; the tail of a short piece is zero.
+/// - all-gather: member i's src fills its piece of `concat_dim` of dst (the rest of its src is padding).
+/// - reduce-scatter: of the reduction, member i keeps its piece of `split_dim`; the tail of a short piece is zero.
 /// - all-to-all: member i gets piece i of `split_dim` from every member, concatenated along `concat_dim` in group order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CollectiveCall {
@@ -397,9 +392,4 @@ impl LocalParam {
     pub fn local_bytes(&self) -> u64 {
         self.sharding.local_type(&self.ty).bytes() as u64
     }
-}
-
-/// Piece length of a dim of local extent `whole` split over a group of `n`.
-pub fn piece(whole: usize, axes: &[AxisRef]) -> usize {
-    local_extent(whole, axes)
 }

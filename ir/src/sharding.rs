@@ -93,6 +93,23 @@ pub fn span(mesh: &Mesh, device: usize, n: usize, axes: &[AxisRef]) -> Span {
     Span { start: if len == 0 { n.min(start) } else { start }, len }
 }
 
+/// The elements of a dim of extent `n` split by `axes` that the member of a group over `axes` has, by its position in the group
+/// (first axis major): [`span`] without a mesh.
+pub fn member_span(n: usize, axes: &[AxisRef], member: usize) -> Span {
+    let (mut start, mut len, mut padded) = (0, n, n);
+    let mut rest = member;
+    for (i, a) in axes.iter().enumerate() {
+        let inner = group_size(&axes[i + 1..]);
+        let piece = padded.div_ceil(a.size as usize);
+        let skip = piece * (rest / inner);
+        rest %= inner;
+        start += skip;
+        len = len.saturating_sub(skip).min(piece);
+        padded = piece;
+    }
+    Span { start: start.min(n), len }
+}
+
 /// What the padding of one dim of a local value holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -137,5 +154,7 @@ mod tests {
         let (a, b) = (mesh.part(Axis::Tp, 1, 4).unwrap(), mesh.part(Axis::Tp, 4, 2).unwrap());
         let spans: Vec<_> = (0..8).map(|d| span(&mesh, d, 10, &[a, b])).map(|s| (s.start, s.len)).collect();
         assert_eq!(spans, [(0, 2), (2, 1), (3, 2), (5, 1), (6, 2), (8, 1), (9, 1), (10, 0)]);
+        let members: Vec<_> = (0..8).map(|m| member_span(10, &[a, b], m)).map(|s| (s.start, s.len)).collect();
+        assert_eq!(members, spans);
     }
 }

@@ -80,7 +80,8 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
 }
 
 fn text(o: &Outcome) -> String {
-    let mut out = format!("proved {} values in {} functions in {:.1} ms", o.values, o.functions, o.seconds * 1e3);
+    let mut out =
+        format!("proved {} values in {} functions in {:.1} ms", o.values, o.functions, o.seconds * 1e3);
     let Some(n) = &o.numeric else { return out };
     let what = if n.twin { "a shrunken twin" } else { "the program" };
     out += &format!(

@@ -261,6 +261,11 @@ impl Op {
         }
     }
 
+    /// Whether the results depend on operand `i`: attention whose mask does not look back does not read the query's position.
+    pub fn reads(&self, i: usize) -> bool {
+        !matches!(self, Op::Attention(a) if i == 3 && !a.causal && a.window.is_none())
+    }
+
     /// Types of the results.
     ///
     /// # Errors

@@ -101,6 +101,11 @@ impl FuncLowering<'_> {
                 Ok(self.convert(k, a, self.func.ty(arg(0)).dtype, *to))
             }
             Op::Broadcast(_) | Op::Transpose(_) | Op::Slice(_) | Op::Reshape(_) => {
+                if let Some(view) = self.view_of(inst) {
+                    let (offset, strides) = map.address(&view, k.rank());
+                    let access = k.access(view.buf, offset, strides, self.func.ty(inst.results[0]).dtype, false);
+                    return Ok(k.load(access));
+                }
                 let inner = self.through_shape_op(inst, map)?;
                 self.express(k, arg(0), &inner)
             }
@@ -227,13 +232,17 @@ impl FuncLowering<'_> {
         map: &Map,
     ) -> Result<NodeId, Diagnostic> {
         let whole = self.func.ty(inst.args[0]).shape[s.dim].min(s.global);
-        let piece = pcc_ir::program::piece(s.global, &s.axes);
         let mut rest = map.clone();
         rest.0[s.dim] = Dim::fixed(0);
         let (access, stride) = self.indexed_access(k, inst.args[0], &rest, s.dim)?;
+        // Past the valid part of the piece nothing is read: an index outside gives zero.
         let at = self.index(k, map.0[s.dim]);
-        let skip = k.scalar(Scalar::Index { axes: s.axes.clone(), by: piece as u64 });
-        let index = k.binary(BinaryKind::Add, at, skip);
+        let skip = k.scalar(Scalar::Base { global: s.global as u64, axes: s.axes.clone() });
+        let valid = k.scalar(Scalar::Valid { global: s.global as u64, axes: s.axes.clone() });
+        let inside = k.compare(CompareKind::Lt, at, valid);
+        let shifted = k.binary(BinaryKind::Add, at, skip);
+        let outside = k.i32(-1);
+        let index = k.select(inside, shifted, outside);
         let stride = k.scalar_id(Scalar::Const(stride));
         let limit = k.scalar_id(Scalar::Const(whole as i64));
         Ok(k.node(Node::LoadAt { access, index, stride, limit }))

@@ -205,7 +205,7 @@ impl FuncLowering<'_> {
     }
 
     /// A shape op over something with a view is a view itself, when strides can say so.
-    fn view_of(&self, inst: &Inst) -> Option<View> {
+    pub fn view_of(&self, inst: &Inst) -> Option<View> {
         let from = self.views.get(inst.args.first()?)?;
         let in_shape = &self.func.ty(inst.args[0]).shape;
         let strides = match &inst.op {

@@ -205,7 +205,11 @@ impl FuncLowering<'_> {
             let t = k.unary(UnaryKind::Tanh, scaled);
             x = k.binary(BinaryKind::Mul, t, cap);
         }
-        let q_pos = self.express(&mut k, inst.args[3], &Map(vec![Dim::iter(0), Dim::iter(3)]))?;
+        // Only a mask that looks back needs to know where the query stands.
+        let q_pos = match inst.op.reads(3) {
+            true => Some(self.express(&mut k, inst.args[3], &Map(vec![Dim::iter(0), Dim::iter(3)]))?),
+            false => None,
+        };
         let k_pos = self.express(&mut k, inst.args[4], &Map(vec![Dim::iter(0), Dim::iter(4)]))?;
         let mask = seen(&mut k, att, q_pos, k_pos);
         let p = softmax(&mut k, x, Some(mask));
@@ -216,9 +220,10 @@ impl FuncLowering<'_> {
 }
 
 /// Whether the query at `q_pos` sees the key at `k_pos`.
-fn seen(k: &mut KernelBuilder, att: &Attention, q_pos: NodeId, k_pos: NodeId) -> NodeId {
+fn seen(k: &mut KernelBuilder, att: &Attention, q_pos: Option<NodeId>, k_pos: NodeId) -> NodeId {
     let zero = k.i32(0);
     let mut mask = k.compare(CompareKind::Ge, k_pos, zero);
+    let Some(q_pos) = q_pos else { return mask };
     if att.causal {
         let past = k.compare(CompareKind::Le, k_pos, q_pos);
         mask = k.binary(BinaryKind::And, mask, past);

@@ -86,7 +86,8 @@ fn dead_insts(func: &Func, def: &HashMap<ValueId, InstId>) -> HashSet<InstId> {
         if let Some(&at) = def.get(&v)
             && live.insert(at)
         {
-            work.extend(&func.insts[at].args);
+            let inst = &func.insts[at];
+            work.extend((0..inst.args.len()).filter(|&i| inst.op.reads(i)).map(|i| inst.args[i]));
         }
     }
     (0..func.insts.len()).filter(|at| !live.contains(at)).collect()

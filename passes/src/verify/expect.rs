@@ -4,7 +4,6 @@
 use super::memory::Roots;
 use pcc_ir::ops::{Collective, Gather, Iota, Literal, ShardBase, Update};
 use pcc_ir::program::{ConstantData, Scalar};
-use pcc_ir::sharding::local_extent;
 use pcc_ir::{AxisRef, Func, Op, ValueId};
 use std::collections::HashSet;
 
@@ -124,7 +123,7 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
                     alpha,
                 });
                 let mut source = Roots::one(scores);
-                (3..inst.args.len()).for_each(|i| source.join(&arg(i)));
+                (3..inst.args.len()).filter(|&i| inst.op.reads(i)).for_each(|i| source.join(&arg(i)));
                 e.rows.push(RowKernel { value: result, source, result: weights });
                 let work = elements(result) * extent(inst.args[2], 1);
                 e.products.push(Product {
@@ -188,7 +187,8 @@ fn scalars(op: &Op) -> Vec<Scalar> {
         }
         Op::MaskTail(m) => vec![valid(m.global, &m.axes)],
         Op::ShardSlice(s) => {
-            vec![Scalar::Index { axes: s.axes.clone(), by: local_extent(s.global, &s.axes) as u64 }]
+            let piece = ShardBase { global: s.global, axes: s.axes.clone() };
+            vec![base(&piece), valid(s.global, &s.axes)]
         }
         _ => Vec::new(),
     }
@@ -206,7 +206,8 @@ fn live(func: &Func) -> HashSet<usize> {
         if let Some(at) = maker[v.as_u32() as usize]
             && live.insert(at)
         {
-            open.extend(&func.insts[at].args);
+            let inst = &func.insts[at];
+            open.extend((0..inst.args.len()).filter(|&i| inst.op.reads(i)).map(|i| inst.args[i]));
         }
     }
     live

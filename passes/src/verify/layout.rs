@@ -128,25 +128,6 @@ pub(super) fn is_free_of(s: &Sharding, axes: &[AxisRef]) -> bool {
     s.axes().all(|a| axes.iter().all(|b| a.size == 1 || b.size == 1 || !a.overlaps(*b)))
 }
 
-/// Whether the pieces that `axes` make of extent `n`, one axis after another, are those of one cut into equal parts by group position.
-pub(super) fn is_flat(n: usize, axes: &[AxisRef]) -> bool {
-    let piece = local_extent(n, axes);
-    let mut starts = vec![(0usize, n, n)];
-    for a in axes {
-        let next = starts.iter().flat_map(|&(start, len, padded)| {
-            let part = padded.div_ceil(a.size as usize);
-            (0..a.size as usize).map(move |c| {
-                let skip = part * c;
-                (start + skip, len.saturating_sub(skip).min(part), part)
-            })
-        });
-        starts = next.collect();
-    }
-    starts.iter().enumerate().all(|(i, &(start, len, _))| {
-        len == n.saturating_sub(i * piece).min(piece) && (len == 0 || start == i * piece)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,20 +195,6 @@ mod tests {
         assert!(found > 500, "{found}");
         assert_eq!(without_minor(24, &[tp(1, 12)], &[tp(4, 3)]), Some((vec![tp(1, 4)], 6)));
         assert_eq!(without_minor(24, &[tp(1, 12)], &[tp(1, 4)]), None);
-    }
-
-    #[test]
-    fn pieces_are_flat_when_they_are_those_of_one_cut() {
-        for n in 1..60usize {
-            for a in lists() {
-                let group = pcc_ir::mesh::group_size(&a);
-                let flat = |d: usize| {
-                    let (i, piece, s) = (MESH.index_in(d, &a), n.div_ceil(group), span(&MESH, d, n, &a));
-                    s.len == n.saturating_sub(i * piece).min(piece) && (s.len == 0 || s.start == i * piece)
-                };
-                assert_eq!(is_flat(n, &a), (0..MESH.devices()).all(flat), "{n} {a:?}");
-            }
-        }
     }
 
     #[test]

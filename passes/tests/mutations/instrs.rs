@@ -307,7 +307,7 @@ fn scalars(c: &Compiled) -> Vec<Mutant> {
             let mut placed = l.scalars.iter_mut().filter(|s| !matches!(s, Scalar::Const(_)));
             match placed.nth(k) {
                 Some(Scalar::Valid { global, .. } | Scalar::Base { global, .. }) => *global += 1,
-                Some(Scalar::Index { by, .. }) => *by += 1,
+
                 _ => return false,
             }
             true

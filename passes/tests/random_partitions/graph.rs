@@ -1,7 +1,7 @@
 //! Random functions: which ops, on which values.
 
-use crate::rng::Rng;
-use crate::sharded::Builder;
+use super::rng::Rng;
+use super::sharded::Builder;
 use pcc_ir::ops::*;
 use pcc_ir::{DType, Mesh, Op, ReduceKind, Sharding, Type, ValueId};
 

@@ -2,7 +2,7 @@
 //! (an op and the claims around it), and every changed module that the checker accepts is run against the reference.
 
 use crate::oracle::check_claims;
-use crate::rng::Rng;
+use super::rng::Rng;
 use pcc_ir::eval::Tensor;
 use pcc_ir::mesh::AxisRef;
 use pcc_ir::ops::{BinaryKind, Collective, Op, UnaryKind};

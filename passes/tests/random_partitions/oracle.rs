@@ -1,8 +1,8 @@
 //! What is right: every local value must be what its claim says of the global function's values, with NaN in all
 //! padding that is not claimed to be zero.
 
-use crate::rng::Rng;
-use crate::sharded::Builder;
+use super::rng::Rng;
+use super::sharded::Builder;
 use pcc_ir::eval::{Tensor, eval_func, eval_spmd, shard, unshard};
 use pcc_ir::ops::{MaskTail, Op};
 use pcc_ir::{Claim, DType, Func, FuncId, Inst, Module, Pad, Term, Type, Value, ValueId};

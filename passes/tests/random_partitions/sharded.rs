@@ -1,7 +1,7 @@
 //! Builds sharded functions with random legal shardings: any op, each factor split by any axes its rule allows, partials kept
 //! where the op may run on them, reshards (also detours) in between.
 
-use crate::rng::Rng;
+use super::rng::Rng;
 use pcc_ir::ops::DotGeneral;
 use pcc_ir::rule::Split;
 use pcc_ir::{Axis, AxisRef, Func, Mesh, Op, ReduceKind, Rule, Sharding, Type, ValueId};

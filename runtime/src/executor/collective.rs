@@ -5,7 +5,9 @@ use crate::block::{Place, runs};
 use crate::kernels::Operand;
 use crate::machine::Binding;
 use crate::memory::{Region, reduce_block};
+use pcc_ir::AxisRef;
 use pcc_ir::program::{CollectiveCall, CollectiveKind, Loc};
+use pcc_ir::sharding::member_span;
 
 /// Elements of an all-reduce in one part.
 const PART: usize = 1 << 14;
@@ -41,10 +43,10 @@ fn extents(shape: &[u64]) -> Vec<usize> {
     shape.iter().map(|&n| n as usize).collect()
 }
 
-/// The part of `0..whole` that member `i` of pieces of `piece` has.
-fn held(whole: usize, piece: usize, i: usize) -> (usize, usize) {
-    let start = (i * piece).min(whole);
-    (start, piece.min(whole - start))
+/// Where the piece of `0..whole` that member `i` has starts, and how long it is.
+fn held(whole: usize, axes: &[AxisRef], i: usize) -> (usize, usize) {
+    let span = member_span(whole, axes, i);
+    (span.start, span.len)
 }
 
 impl<'a> Exchange<'a> {
@@ -75,7 +77,8 @@ impl<'a> Exchange<'a> {
 
     fn all_reduce(&self, part: usize) {
         let c = self.call;
-        let (start, len) = held(elements(&c.dst_shape), PART, part);
+        let start = part * PART;
+        let len = PART.min(elements(&c.dst_shape).saturating_sub(start));
         let (from, to) = (self.regions(&c.src, start), self.regions(&c.dst, start));
         reduce_block(c.reduce, c.dtype, len, &from, &to);
     }
@@ -85,7 +88,7 @@ impl<'a> Exchange<'a> {
         let c = self.call;
         let (src, dst, dim) = (extents(&c.src_shape), extents(&c.dst_shape), c.concat_dim as usize);
         for j in 0..self.members.len() {
-            let (start, len) = held(dst[dim], src[dim], j);
+            let (start, len) = held(dst[dim], &c.axes, j);
             self.copy(j, i, (&src, dim, 0), (&dst, dim, start), &with(&src, dim, len));
         }
     }
@@ -94,7 +97,7 @@ impl<'a> Exchange<'a> {
     fn reduce_scatter(&self, i: usize) {
         let c = self.call;
         let (src, dst, dim) = (extents(&c.src_shape), extents(&c.dst_shape), c.split_dim as usize);
-        let (start, len) = held(src[dim], dst[dim], i);
+        let (start, len) = held(src[dim], &c.axes, i);
         if len < dst[dim] {
             self.zero(i);
         }
@@ -114,12 +117,12 @@ impl<'a> Exchange<'a> {
         let c = self.call;
         let (src, dst) = (extents(&c.src_shape), extents(&c.dst_shape));
         let (split, concat) = (c.split_dim as usize, c.concat_dim as usize);
-        let (start, len) = held(src[split], dst[split], i);
+        let (start, len) = held(src[split], &c.axes, i);
         if len < dst[split] {
             self.zero(i);
         }
         for j in 0..self.members.len() {
-            let (at, count) = held(dst[concat], src[concat], j);
+            let (at, count) = held(dst[concat], &c.axes, j);
             let lens = with(&with(&dst, split, len), concat, count);
             self.copy(j, i, (&src, split, start), (&dst, concat, at), &lens);
         }

@@ -143,11 +143,6 @@ fn check_scalar(mesh: &Mesh, scalar: &Scalar) -> Result<(), String> {
             }
             check_axes(mesh, axes)
         }
-        Scalar::Index { axes, by } => {
-            check_axes(mesh, axes)?;
-            let largest = by.checked_mul(group_size(axes) as u64);
-            if largest.is_none_or(|n| n >= LARGEST) { Err(format!("step {by} is too large")) } else { Ok(()) }
-        }
     }
 }
 
@@ -157,7 +152,6 @@ fn scalar_bounds(scalar: &Scalar) -> Range<i128> {
         Scalar::Const(c) => i128::from(*c)..i128::from(*c) + 1,
         Scalar::Valid { global, axes } => 0..local_extent(*global as usize, axes) as i128 + 1,
         Scalar::Base { global, .. } => 0..i128::from(*global) + 1,
-        Scalar::Index { axes, by } => 0..(group_size(axes) as i128 - 1) * i128::from(*by) + 1,
     }
 }
 
@@ -233,7 +227,7 @@ fn check_shapes(call: &CollectiveCall, n: u64) -> Result<(), String> {
         src.len() == dst.len() && (0..src.len()).all(|d| dims.contains(&d) || src[d] == dst[d])
     };
     let pieces = |whole: &[u64], piece: &[u64], dim: usize| match (whole.get(dim), piece.get(dim)) {
-        (Some(&whole), Some(&piece)) => piece == whole.div_ceil(n),
+        (Some(&whole), Some(&piece)) => piece == local_extent(whole as usize, &call.axes) as u64,
         _ => false,
     };
     let fits = match call.kind {

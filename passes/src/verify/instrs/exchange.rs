@@ -2,7 +2,6 @@
 
 use super::super::expect::Exchange;
 use super::super::fault;
-use super::super::layout::is_flat;
 use super::super::memory::Roots;
 use super::super::structure::check_axes;
 use super::Run;
@@ -71,10 +70,6 @@ impl Run<'_> {
         };
         let dim = |have: u32, want: Option<(usize, usize)>, what: &str| match want {
             Some((dim, _)) if dim != have as usize => Err(format!("it {what} dim {have}, not {dim}")),
-            // Instructions cut a dim into equal parts by group position.
-            Some((_, n)) if !is_flat(n, axes) => {
-                Err(format!("dim {have} of {n} is split unevenly inside by {{{}}}", axes_text(axes)))
-            }
             _ => Ok(()),
         };
         dim(c.split_dim, split, "splits")?;
