@@ -20,6 +20,8 @@
 //! 4. **Instructions** ([`instrs`], [`memory`], [`footprint`]): every access stays in its buffer, nothing reads what was not written or
 //!    what something else overwrote, each product, collective and result of the local function reads exactly the values it depends
 //!    on, and the collectives are those of the function, each once, in order.
+//!    Row-reducing kernels are matched in order too, and device-dependent scalars are those of the function's ops. The arithmetic of a
+//!    kernel between what it reads and what it writes is not proved here; running the program against the reference shows it.
 //! 5. **Steps** ([`stages`], [`io`]): each call of each entry runs once, in order, on one stage, bound to its own layer's parameters and
 //!    states; values between calls are where they are read and not overwritten before; sends and recvs match in order, and a run of
 //!    several micro-batches over links of bounded capacity ends.
