@@ -16,7 +16,7 @@ fn truncated_json() {
     let whole = models::llama().to_string();
     refused("config.json", b"", &["ends too early"]);
     for end in [1, whole.len() / 2, whole.len() - 1] {
-        refused("config.json", whole[..end].as_bytes(), &["ends too early"]);
+        refused("config.json", &whole.as_bytes()[..end], &["ends too early"]);
     }
     refused("model.json", b"{\"pcc\": 1, \"functions\": [", &["ends too early"]);
 }
