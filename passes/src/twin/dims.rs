@@ -266,9 +266,7 @@ fn fixed_dims(f: &Func, inst: &Inst) -> Vec<(ValueId, usize)> {
         Op::Pad(p) => both((0..p.low.len()).filter(|&d| p.low[d] + p.high[d] > 0).collect()),
         Op::Concat(d) if inst.args.len() > 1 => both(vec![*d]),
         // The rotated part of a head is tied to the number of angles.
-        Op::Rope(_) => {
-            inst.args.iter().filter_map(|&v| Some((v, f.ty(v).rank().checked_sub(1)?))).collect()
-        }
+        Op::Rope(_) => inst.args.iter().filter_map(|&v| Some((v, f.ty(v).rank().checked_sub(1)?))).collect(),
         _ => Vec::new(),
     }
 }

@@ -69,9 +69,8 @@ fn callee(inst: &Inst) -> Option<FuncId> {
 
 fn can_go(module: &Module, assignment: &Assignment, entry: &Entry, call: usize) -> bool {
     let f = &module.funcs[entry.func];
-    (0..f.insts[call].results.len()).all(|r| {
-        new_state(f, entry, f.insts[call].results[r]) || stand_in(assignment, f, call, r).is_some()
-    })
+    (0..f.insts[call].results.len())
+        .all(|r| new_state(f, entry, f.insts[call].results[r]) || stand_in(assignment, f, call, r).is_some())
 }
 
 /// Whether the value is only the new value of a state.
@@ -87,9 +86,8 @@ fn stand_in(assignment: &Assignment, f: &Func, call: usize, result: usize) -> Op
     let how = assignment.funcs.get(&callee(inst)?)?;
     let ty = f.ty(inst.results[result]);
     let made = |v: &ValueId| !f.args.contains(v);
-    let like = |&(i, v): &(usize, &ValueId)| {
-        made(v) && f.ty(*v) == ty && how.args.get(i) == how.results.get(result)
-    };
+    let like =
+        |&(i, v): &(usize, &ValueId)| made(v) && f.ty(*v) == ty && how.args.get(i) == how.results.get(result);
     let mut found = inst.args.iter().enumerate().filter(like).map(|(_, &v)| v);
     let first = found.next()?;
     found.all(|v| v == first).then_some(first)
@@ -104,7 +102,8 @@ fn drop_calls(out: &mut Fewer, index: usize, keep: &[bool]) {
     let mut used: BTreeSet<ValueId> = BTreeSet::new();
     for (c, inst) in f.insts.iter().enumerate() {
         for (r, &v) in inst.results.iter().enumerate() {
-            let through = || stand_in(&out.assignment, &f, c, r).and_then(|p| stands.get(&p).copied().flatten());
+            let through =
+                || stand_in(&out.assignment, &f, c, r).and_then(|p| stands.get(&p).copied().flatten());
             let stand = if keep[c] { Some(v) } else { through() };
             stands.insert(v, stand);
         }

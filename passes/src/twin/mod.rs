@@ -36,8 +36,10 @@ pub struct Work {
     pub bytes: f64,
 }
 
-/// More than this is not run: a twin is.
-const MOST: Work = Work { flops: 2e9, bytes: 256e6 };
+/// Of a model that takes more than this, a twin is run.
+const SMALL: Work = Work { flops: 2e9, bytes: 256e6 };
+/// The most that the smallest twin may take: tens of seconds.
+const MOST: Work = Work { flops: 2e10, bytes: 512e6 };
 
 impl Work {
     /// The work of a module.
@@ -70,7 +72,11 @@ impl Work {
 
     /// Whether a check may run it.
     pub fn is_small(&self) -> bool {
-        self.flops <= MOST.flops && self.bytes <= MOST.bytes
+        self.fits(&SMALL)
+    }
+
+    fn fits(&self, most: &Work) -> bool {
+        self.flops <= most.flops && self.bytes <= most.bytes
     }
 }
 
@@ -117,30 +123,34 @@ pub fn twin(graph: &Module, plan: &Plan, info: &ModelInfo) -> Result<Twin, Diagn
     let few = layers::fewer(graph, &assignment, &stages);
     let rows = plan.batch.replicas * plan.batch.rows();
     let mut smallest = Work::default();
-    for least in LEAST {
+    for (i, least) in LEAST.into_iter().enumerate() {
         let dims = Dims::of(&few.module, &few.assignment);
         let batch = if dims.batch_is_free(rows) { fewer_rows(&plan.batch) } else { plan.batch };
         let new_rows = (batch != plan.batch).then(|| batch.replicas * batch.rows());
         let small = rewrite::resize(&few.module, &dims.sizes(&plan.mesh, least, new_rows));
-        let work = Work::of(&small, &batch);
-        if work.is_small() {
+        smallest = Work::of(&small, &batch);
+        let most = if i + 1 == LEAST.len() { &MOST } else { &SMALL };
+        if smallest.fits(most) {
             pcc_ir::verifier::verify(&small).map_err(|d| Diagnostic { fault: Fault::Internal, ..d })?;
             let mut twin_plan = Plan::new(&small, &few.assignment, plan.mesh, plan.sp, batch);
             twin_plan.stages = few.stages;
-            let info = small_info(info, graph, &small);
+            let info = small_info(info, &few.module, &small);
             return Ok(Twin { graph: small, plan: twin_plan, batch, info });
         }
-        smallest = work;
     }
-    Err(Diagnostic::input("the model is too large to be run by the reference evaluator, and cannot be shrunk")
+    Err(too_large(graph, smallest))
+}
+
+fn too_large(graph: &Module, smallest: Work) -> Diagnostic {
+    Diagnostic::input("the model is too large for the reference evaluator, and cannot be shrunk enough")
         .at(graph.name.clone())
         .why(format!(
-            "the smallest twin still takes {:.1} Gflop and {:.0} MB: its large dims are in reshapes, slices or joins, \
-             or there are many rows and replicas",
+            "the smallest twin still takes {:.1} Gflop and {:.0} MB: large dims are in reshapes, slices or joins, or there are \
+             many replicas and stages",
             smallest.flops / 1e9,
             smallest.bytes / 1e6
         ))
-        .help("check a smaller --batch, --dp or --seq with --numeric; `pcc verify` without it proves any size"))
+        .help("use --numeric with a smaller --batch, --dp or --seq; without it, `pcc verify` proves any size")
 }
 
 fn chain_length(graph: &Module) -> Vec<usize> {
