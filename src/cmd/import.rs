@@ -13,9 +13,9 @@ pub struct Args {
     /// File to write
     #[arg(short, long)]
     output: PathBuf,
-    /// Rows of the batch
-    #[arg(long, default_value_t = 1)]
-    batch: usize,
+    /// Rows of the batch [default: those a model.json fixes, else 1]
+    #[arg(long)]
+    batch: Option<usize>,
     /// Sequence capacity [default: the smaller of 512 and the model's limit]
     #[arg(long)]
     seq: Option<usize>,
@@ -28,17 +28,16 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<(), Diagnostic> {
-    if args.batch == 0 {
+    if args.batch == Some(0) {
         return Err(Diagnostic::usage("--batch must be at least 1"));
     }
+    let rows = match args.batch {
+        Some(rows) => rows,
+        None => pcc_frontend::describe(&args.model)?.rows.unwrap_or(1),
+    };
     let model = pcc_frontend::load(
         &args.model,
-        &LoadOptions {
-            batch_rows: args.batch,
-            seq: args.seq,
-            weights: args.weights.clone(),
-            seed: args.seed,
-        },
+        &LoadOptions { batch_rows: rows, seq: args.seq, weights: args.weights.clone(), seed: args.seed },
     )?;
     let text = pcc_frontend::export(&model)?;
     artifact_output::write_file(&args.output, text.as_bytes())?;

@@ -22,11 +22,12 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
 /// The report as text.
 pub fn text(r: &Report) -> String {
     let m = &r.mesh;
+    // A graph of one's own has a family but no model class.
+    let kind: Vec<&str> = [&*r.model.family, &*r.model.class].into_iter().filter(|s| !s.is_empty()).collect();
     let mut out = format!(
-        "{} ({}, {}): {} parameters, {}, {}\nmesh pp {} x dp {} x tp {}: {} devices, {} micro-batch(es), entries {}\n",
+        "{} ({}): {} parameters, {}, {}\nmesh pp {} x dp {} x tp {}: {} devices, {} micro-batch(es), entries {}\n",
         r.model.name,
-        r.model.family,
-        r.model.class,
+        kind.join(", "),
         grouped(r.model.parameters),
         r.mode,
         r.dtype,
