@@ -2,9 +2,9 @@
 
 use super::func::{FuncLowering, dense_strides};
 use pcc_ir::mesh::group_size;
-use pcc_ir::ops::Collective;
+use pcc_ir::ops::{Collective, Op};
 use pcc_ir::program::{CollectiveCall, CollectiveKind, InstrKind};
-use pcc_ir::{AxisRef, Diagnostic, Inst, ReduceKind, Sharding};
+use pcc_ir::{AxisRef, Diagnostic, Inst, ReduceKind, ValueId};
 
 impl FuncLowering<'_> {
     pub fn lower_collective(&mut self, inst: &Inst, c: &Collective) -> Result<(), Diagnostic> {
@@ -47,49 +47,54 @@ impl FuncLowering<'_> {
         Ok(())
     }
 
-    /// In plain words: what each device has, what the next op needs.
+    /// In plain words: what each device has and why, what the next op needs, and the two shardings.
     fn reason(&self, inst: &Inst, kind: CollectiveKind, axes: &[AxisRef]) -> String {
-        let name = axes.iter().map(|a| a.axis.name()).collect::<Vec<_>>().join(" x ");
+        let over = axes.iter().map(|&a| self.mesh.axis_text(a)).collect::<Vec<_>>().join(" x ");
         let n = group_size(axes);
-        let sharding = |v| self.func.values[v].claim.as_ref().map(|c| describe(&c.sharding));
-        let before = sharding(inst.args[0]).unwrap_or_default();
-        let after = sharding(inst.results[0]).unwrap_or_default();
-        let reader = self.reader(inst);
+        let sharding =
+            |v| self.func.values[v].claim.as_ref().map(|c| c.sharding.text(self.mesh)).unwrap_or_default();
+        let (before, after) = (sharding(inst.args[0]), sharding(inst.results[0]));
         let have = match kind {
             CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => {
-                format!("each of the {n} {name} devices holds a partial sum ({before})")
+                format!(
+                    "{}, so each of the {n} {over} devices holds a partial sum",
+                    self.cause(inst.args[0], &over)
+                )
             }
-            _ => format!("each of the {n} {name} devices holds one piece ({before})"),
+            CollectiveKind::AllToAll => {
+                format!("each of the {n} {over} devices holds one piece, cut along another dim")
+            }
+            _ => format!("each of the {n} {over} devices holds one piece"),
         };
-        format!("{have}; {reader} needs it {after}")
+        let need = match kind {
+            CollectiveKind::AllReduce => "needs the sum on every device",
+            CollectiveKind::ReduceScatter => "needs only one piece of the sum on each device",
+            CollectiveKind::AllToAll => "needs pieces cut the other way",
+            _ => "needs all of it on every device",
+        };
+        format!("{have}; {} {need}: {before} becomes {after}", self.reader(inst))
+    }
+
+    /// Why a value is a partial: the op that sums over a split dim.
+    fn cause(&self, v: ValueId, over: &str) -> String {
+        let maker = self.def.get(&v).map(|&at| &self.func.insts[at]);
+        match maker.map(|i| (&i.op, i)) {
+            Some((Op::Gather(_), i)) => {
+                format!("`{}` looks up its own rows of a table split over {over}", Self::what(i))
+            }
+            Some((op, i)) => {
+                format!("the {} `{}` sums over a dim split over {over}", op.name(), Self::what(i))
+            }
+            None => format!("the caller hands it over as a partial over {over}"),
+        }
     }
 
     /// The first op that uses the result, for the message.
     fn reader(&self, inst: &Inst) -> String {
         let out = inst.results[0];
         match self.func.insts.iter().find(|i| i.args.contains(&out)) {
-            Some(user) => format!("`{}`", Self::what(user)),
-            None => "the caller".to_owned(),
+            Some(user) => format!("the {} `{}`", user.op.name(), Self::what(user)),
+            None => "the next layer".to_owned(),
         }
     }
-}
-
-fn describe(s: &Sharding) -> String {
-    let axes = |axes: &[AxisRef]| axes.iter().map(axis).collect::<Vec<_>>().join(" x ");
-    let mut parts: Vec<String> = s
-        .dims
-        .iter()
-        .enumerate()
-        .filter(|(_, a)| !a.is_empty())
-        .map(|(d, a)| format!("dim {d} split by {}", axes(a)))
-        .collect();
-    if !s.partial.is_empty() {
-        let over: Vec<AxisRef> = s.partial.iter().map(|p| p.0).collect();
-        parts.push(format!("partial over {}", axes(&over)));
-    }
-    if parts.is_empty() { "whole on every device".to_owned() } else { parts.join(", ") }
-}
-
-fn axis(a: &AxisRef) -> String {
-    if a.pre == 1 { format!("{} ({})", a.axis, a.size) } else { format!("{}:({}){}", a.axis, a.pre, a.size) }
 }

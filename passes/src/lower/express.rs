@@ -103,7 +103,8 @@ impl FuncLowering<'_> {
             Op::Broadcast(_) | Op::Transpose(_) | Op::Slice(_) | Op::Reshape(_) => {
                 if let Some(view) = self.view_of(inst) {
                     let (offset, strides) = map.address(&view, k.rank());
-                    let access = k.access(view.buf, offset, strides, self.func.ty(inst.results[0]).dtype, false);
+                    let access =
+                        k.access(view.buf, offset, strides, self.func.ty(inst.results[0]).dtype, false);
                     return Ok(k.load(access));
                 }
                 let inner = self.through_shape_op(inst, map)?;

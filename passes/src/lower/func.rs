@@ -10,7 +10,7 @@ use super::kernel_build::{Built, KernelBuilder, KernelTable};
 use super::materialise;
 use pcc_ir::ops::{Literal, Op};
 use pcc_ir::program::{ConstantData, FuncProgram, Instr, InstrKind, Launch, Loc, Note};
-use pcc_ir::{Diagnostic, Func, Inst, InstId, Type, ValueId};
+use pcc_ir::{Diagnostic, Func, Inst, InstId, Mesh, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// A strided view of a buffer, in elements.
@@ -37,6 +37,7 @@ pub(super) fn is_dense(shape: &[usize], strides: &[i64]) -> bool {
 
 pub(super) struct FuncLowering<'a> {
     pub func: &'a Func,
+    pub mesh: &'a Mesh,
     pub kernels: &'a mut KernelTable,
     /// Defining instruction of each value that has one.
     pub def: HashMap<ValueId, InstId>,
@@ -57,12 +58,14 @@ pub(super) struct FuncLowering<'a> {
 /// call must bind after the results.
 pub(super) fn lower_func(
     func: &Func,
+    mesh: &Mesh,
     in_place: &[(usize, usize)],
     kernels: &mut KernelTable,
 ) -> Result<(FuncProgram, Vec<ConstantData>), Diagnostic> {
     let plan = materialise::plan(func);
     let mut l = FuncLowering {
         func,
+        mesh,
         kernels,
         def: plan.def,
         owned: plan.owned,

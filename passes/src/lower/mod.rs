@@ -23,13 +23,14 @@ use crate::cost::Cluster;
 use crate::cut_stages::{CallCost, cut_stages};
 use kernel_build::KernelTable;
 use pcc_ir::graph::{Label, Role};
+use pcc_ir::kernel::KernelId;
 use pcc_ir::program::{
-    BatchPlan, ConstantData, EntryProgram, IoSpec, LocalParam, LocalState, ModelInfo, Program, Target,
-    VERSION, WeightsRef,
+    BatchPlan, ConstantData, EntryProgram, InstrKind, IoSpec, Launch, LocalParam, LocalState, ModelInfo,
+    Program, Step, Target, VERSION, WeightsRef,
 };
-use pcc_ir::{DType, Diagnostic, Entry, Func, FuncId, Module, Op, Sharding, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Entry, Func, FuncId, Mesh, Module, Op, Sharding, Type, ValueId};
 use stages::{EntryLowering, Lowered};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 /// What lowering needs besides the module.
@@ -71,7 +72,7 @@ pub fn lower(input: &LowerInput<'_>) -> Result<(Program, Vec<Range<usize>>), Dia
         let sharding = sharding(&global.sharding, &s.name)?;
         Ok(LocalState { name: s.name.clone(), ty: global.ty.clone(), sharding })
     });
-    let program = Program {
+    let mut program = Program {
         version: VERSION,
         model: input.info.clone(),
         mesh: local.mesh,
@@ -87,7 +88,47 @@ pub fn lower(input: &LowerInput<'_>) -> Result<(Program, Vec<Range<usize>>), Dia
         weights: input.weights.clone(),
         levels_digest: String::new(),
     };
+    drop_unused(&mut program);
     Ok((program, cut))
+}
+
+/// Drops functions that no step calls (copies made in advance) and kernels that no function launches.
+fn drop_unused(program: &mut Program) {
+    let steps = program.entries.iter_mut().flat_map(|e| &mut e.stages).flat_map(|s| &mut s.steps);
+    let mut calls: Vec<&mut u32> = steps
+        .filter_map(|s| match s {
+            Step::Call { func, .. } => Some(func),
+            _ => None,
+        })
+        .collect();
+    let used: BTreeSet<u32> = calls.iter().map(|f| **f).collect();
+    let at: HashMap<u32, u32> = used.iter().zip(0..).map(|(&old, new)| (old, new)).collect();
+    for func in &mut calls {
+        **func = at[&**func];
+    }
+    let mut index = 0;
+    program.funcs.retain(|_| {
+        index += 1;
+        used.contains(&(index - 1))
+    });
+    let mut launches: Vec<&mut Launch> = program
+        .funcs
+        .iter_mut()
+        .flat_map(|f| &mut f.instrs)
+        .filter_map(|i| match &mut i.kind {
+            InstrKind::Kernel(l) => Some(l),
+            _ => None,
+        })
+        .collect();
+    let used: BTreeSet<KernelId> = launches.iter().map(|l| l.kernel).collect();
+    let old = std::mem::take(&mut program.kernels);
+    let mut at = HashMap::new();
+    for id in used {
+        at.insert(id, program.kernels.push(old[id].clone()));
+    }
+    for launch in &mut launches {
+        launch.kernel = at[&launch.kernel];
+    }
 }
 
 /// The callees of an entry, in chain order.
@@ -119,13 +160,13 @@ fn lower_functions(
             }
             let func = &local.funcs[id];
             let pairs = in_place(local, id, func);
-            let (program, consts) = func::lower_func(func, &pairs, kernels)?;
+            let (program, consts) = func::lower_func(func, &local.mesh, &pairs, kernels)?;
             out.index.insert(id, out.programs.len() as u32);
             out.programs.push(program);
             out.constants.push(consts.into_iter().map(|c| intern_constant(constants, c)).collect());
         }
         for &v in &main.results {
-            add_copy(&mut out, main.ty(v), kernels)?;
+            add_copy(&mut out, main.ty(v), &local.mesh, kernels)?;
         }
     }
     Ok(out)
@@ -139,9 +180,8 @@ fn intern_constant(constants: &mut Vec<ConstantData>, c: ConstantData) -> u32 {
     at as u32
 }
 
-/// A function that copies its argument, for results that are arguments or repeats. Dropped from the program when nothing calls it would
-/// complicate indices; it costs one kernel shared with other copies.
-fn add_copy(out: &mut Lowered, ty: &Type, kernels: &mut KernelTable) -> Result<(), Diagnostic> {
+/// A function that copies its argument, for results that are arguments or repeats; dropped at the end where nothing calls it.
+fn add_copy(out: &mut Lowered, ty: &Type, mesh: &Mesh, kernels: &mut KernelTable) -> Result<(), Diagnostic> {
     let bytes = ty.bytes() as u64;
     if out.copies.contains_key(&bytes) {
         return Ok(());
@@ -149,7 +189,7 @@ fn add_copy(out: &mut Lowered, ty: &Type, kernels: &mut KernelTable) -> Result<(
     let mut f = Func::new("copy");
     let v = f.arg(ty.clone(), "x");
     f.results.push(v);
-    let (program, _) = func::lower_func(&f, &[], kernels)?;
+    let (program, _) = func::lower_func(&f, mesh, &[], kernels)?;
     out.copies.insert(bytes, out.programs.len() as u32);
     out.programs.push(program);
     out.constants.push(Vec::new());
