@@ -27,10 +27,17 @@ impl Define for Reshape<'_> {
         let mut rule = Rule::default();
         let (from, to) = (&args[0].shape, &results[0].shape);
         let mut dims = (vec![Vec::new(); from.len()], vec![Vec::new(); to.len()]);
+        // Of the leading dims that stay as they are, those of size 1 are the same dim too: a batch of one row stays a batch.
+        let same = from.iter().zip(to).take_while(|(n, m)| n == m).count();
+        for d in (0..same).filter(|&d| from[d] == 1) {
+            let f = rule.factor(1, FactorKind::Pass);
+            dims.0[d].push(f);
+            dims.1[d].push(f);
+        }
         let (mut i, mut j) = (0, 0);
         let (mut a, mut b) = (1, 1);
         loop {
-            // Dims of size 1 have no factor.
+            // Other dims of size 1 have no factor.
             while a == 1 && i < from.len() {
                 (a, i) = (from[i], i + 1);
             }
@@ -134,6 +141,13 @@ mod tests {
         assert_eq!(kinds, [(5, pass, false), (3, pass, true), (4, whole, false)]);
         assert_eq!(rule.operands[0], [vec![0], vec![1, 2]]);
         assert_eq!(rule.results[0], [vec![0], vec![1], vec![2]]);
+    }
+
+    #[test]
+    fn a_batch_of_one_row_stays_a_batch() {
+        let rule = rule(&[1, 1, 48], &[1, 48]);
+        assert_eq!(rule.operands[0], [vec![0], vec![], vec![1]]);
+        assert_eq!(rule.results[0], [vec![0], vec![1]]);
     }
 
     /// A split dim viewed with another major extent ([12, 8] over 4 as [16, 6]) has no valid local form beyond the common
