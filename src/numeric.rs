@@ -321,3 +321,6 @@ fn numbers(t: &HostTensor) -> Vec<f64> {
 fn argmax(values: &[f64]) -> usize {
     values.iter().enumerate().fold(0, |best, (i, &x)| if x > values[best] { i } else { best })
 }
+
+#[cfg(test)]
+mod tests;

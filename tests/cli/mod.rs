@@ -11,6 +11,7 @@ mod models;
 mod npz;
 mod runs;
 mod text;
+mod verify;
 mod weights;
 
 use std::collections::BTreeSet;

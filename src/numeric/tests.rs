@@ -1,0 +1,119 @@
+//! Programs that are right, and programs with one thing wrong, which both the checker and the comparison must notice.
+
+use super::*;
+use pcc_ir::Mesh;
+use pcc_ir::program::InstrKind;
+use pcc_passes::driver::{self, Compiled};
+use pcc_passes::twin::randomise;
+use pcc_passes::verify::{CheckInput, check};
+use pcc_runtime::{Interpreter, NoWeights, Options};
+
+/// An example of the project, compiled for a mesh. `rows`: of a micro-batch over all replicas.
+fn compiled(example: &str, mesh: Mesh, sp: bool, rows: usize, micro_batches: usize) -> Compiled {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(example);
+    let load = pcc_frontend::LoadOptions { batch_rows: rows, seq: None, weights: None, seed: 0 };
+    let model = pcc_frontend::load(&path, &load).unwrap();
+    let replicas = mesh.dp as usize;
+    let batch = BatchPlan { batch: rows * micro_batches, replicas, micro_batches };
+    let options = driver::Options {
+        mesh,
+        sp,
+        batch,
+        memory: None,
+        plan: None,
+        info: model.info,
+        weights: None,
+        print_after: None,
+    };
+    let mut graph = model.module;
+    randomise(&mut graph, 5);
+    driver::compile(graph, &options).unwrap()
+}
+
+fn run(c: &Compiled, program: &Program) -> Result<Vec<Comparison>, Diagnostic> {
+    let kernels = Interpreter::new(program.kernels.values());
+    let options = Options { workers: 2, ..Options::default() };
+    let mut session =
+        Session::new(program.clone(), Box::new(kernels), &NoWeights, &options, &|_, _| {}).unwrap();
+    compare(&mut session, &c.graph, 5)
+}
+
+fn prove(c: &Compiled, program: &Program) -> Result<(), Diagnostic> {
+    check(&CheckInput { graph: &c.graph, sharded: &c.sharded, local: &c.local, program }).map(drop)
+}
+
+#[test]
+fn right_programs_agree() {
+    for (example, mesh, sp, rows, micro_batches) in [
+        ("mlp.json", Mesh { tp: 3, ..Mesh::default() }, false, 8, 2),
+        ("skip.json", Mesh { tp: 2, pp: 2, ..Mesh::default() }, false, 6, 3),
+        ("transformer.json", Mesh { tp: 2, pp: 2, dp: 2, ..Mesh::default() }, true, 2, 2),
+    ] {
+        let c = compiled(example, mesh, sp, rows, micro_batches);
+        for outcome in run(&c, &c.program).unwrap() {
+            // f32 sums of at most a few hundred terms.
+            assert!(outcome.max_rel_diff < 1e-5, "{example}: {outcome:?}");
+            let spec = &c.program.entries[0].outputs[0];
+            assert_eq!(outcome.elements, spec.ty.elements() * micro_batches, "{example}");
+        }
+    }
+}
+
+/// Every collective in turn is left out: the checker and the comparison both say so.
+#[test]
+fn a_dropped_collective_is_caught_twice() {
+    let c = compiled("transformer.json", Mesh { tp: 2, ..Mesh::default() }, false, 2, 1);
+    let mut dropped = 0;
+    for f in 0..c.program.funcs.len() {
+        for i in 0..c.program.funcs[f].instrs.len() {
+            if !matches!(c.program.funcs[f].instrs[i].kind, InstrKind::Collective(_)) {
+                continue;
+            }
+            let mut broken = c.program.clone();
+            let gone = broken.funcs[f].instrs.remove(i);
+            let what = &broken.funcs[f].notes[gone.note as usize].what;
+            assert_eq!(prove(&c, &broken).unwrap_err().fault, pcc_ir::Fault::Check, "{what}");
+            let e = run(&c, &broken).unwrap_err();
+            assert_eq!(e.fault, pcc_ir::Fault::Check, "{what}: {e}");
+            assert!(e.place.is_some_and(|p| p.contains("logits")), "{what}");
+            dropped += 1;
+        }
+    }
+    // Two layers of two reductions, one of the embedding; layers may share a function.
+    assert!(dropped >= 3, "{dropped}");
+}
+
+#[test]
+fn a_layer_with_another_layers_weights_is_caught_twice() {
+    let c = compiled("transformer.json", Mesh { tp: 2, ..Mesh::default() }, false, 2, 1);
+    let of = |name: &str| c.program.params.iter().position(|p| p.name == name);
+    let same = |a: usize, b: usize| {
+        let (p, q) = (&c.program.params[a], &c.program.params[b]);
+        p.ty == q.ty && p.ty.rank() > 1 && p.sharding == q.sharding
+    };
+    let n = c.program.params.len();
+    let (a, b) = (0..n).flat_map(|a| (0..a).map(move |b| (a, b))).find(|&(a, b)| same(a, b)).unwrap();
+    let mut broken = c.program.clone();
+    broken.params.swap(a, b);
+    assert!(of(&broken.params[a].name) == Some(b));
+    assert_eq!(prove(&c, &broken).unwrap_err().fault, pcc_ir::Fault::Check);
+    assert_eq!(run(&c, &broken).unwrap_err().fault, pcc_ir::Fault::Check);
+}
+
+#[test]
+fn no_number_is_no_agreement() {
+    let mut c = Comparison::default();
+    c.add(0, &[1.0, f64::NAN], &[1.0, 2.0], 2);
+    c.finish();
+    assert!(c.check().is_err());
+    let mut c = Comparison::default();
+    c.add(0, &[0.0, 1e-9], &[0.0, 0.0], 1);
+    c.finish();
+    assert!(c.check().is_err(), "anything differs from nothing but zeros");
+    let mut c = Comparison::default();
+    c.add(3, &[1.0, 4.0005, 2.0, 1.0], &[1.0, 4.0, 2.0, 1.0], 2);
+    c.finish();
+    assert!(c.check().is_ok());
+    assert_eq!((c.argmax_agreement, c.elements), (Some(1.0), 4));
+    assert!((c.max_rel_diff - 0.0005 / 4.0).abs() < 1e-9);
+}
