@@ -20,6 +20,23 @@ fn edit(copy: &Path, change: impl FnOnce(&mut Value)) {
     let mut program: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     change(&mut program);
     std::fs::write(&path, program.to_string()).unwrap();
+    models::sign(copy);
+}
+
+/// A change that no other check would notice.
+#[test]
+fn edited_without_a_new_checksum() {
+    let edited = &["program.json", "changed after it was compiled"];
+    refused(
+        |copy| {
+            let path = copy.join("program.json");
+            let text = std::fs::read_to_string(&path).unwrap();
+            std::fs::write(&path, text.replacen("llama", "lamas", 1)).unwrap();
+        },
+        edited,
+    );
+    refused(|copy| std::fs::write(copy.join("program.sha256"), "0").unwrap(), edited);
+    refused(|copy| std::fs::remove_file(copy.join("program.sha256")).unwrap(), &["program.sha256"]);
 }
 
 #[test]
@@ -127,6 +144,7 @@ fn edited_numbers_are_noticed() {
         let changed = if i % 3 == 0 { u64::MAX } else { number.saturating_add(1) };
         let what = format!("{number} made {changed} at {}", &text[start.saturating_sub(60)..end]);
         std::fs::write(&path, format!("{}{changed}{}", &text[..start], &text[end..])).unwrap();
+        models::sign(&copy);
         let verify = super::pcc(place.path(), &["verify", "copy.pcc"]);
         let ran = super::pcc(place.path(), &run);
         assert!([0, 1, 3].contains(&verify.code), "{what}: verify {verify:?}");

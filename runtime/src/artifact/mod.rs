@@ -1,4 +1,4 @@
-//! The artifact directory `NAME.pcc/`: `program.json`, the kernel object, `report.json`, `plan.json`, and in `levels.json` what the
+//! The artifact directory `NAME.pcc/`: `program.json` and its checksum, the kernel object, `report.json`, `plan.json`, and in `levels.json` what the
 //! program was lowered from. No weights.
 
 mod exchange;
@@ -25,6 +25,8 @@ const KERNELS: &str = "kernels.x86.so";
 const REPORT: &str = "report.json";
 const PLAN: &str = "plan.json";
 const LEVELS: &str = "levels.json";
+/// SHA-256 of program.json in hex: an edited program is refused, however well formed.
+const CHECKSUM: &str = "program.sha256";
 
 /// No program.json is this large, in bytes.
 const LARGEST_PROGRAM: u64 = 1 << 30;
@@ -64,8 +66,9 @@ impl Artifact {
                 .why(if dir.exists() { "it is not a directory" } else { "it does not exist" })
                 .help("pcc compile writes a directory NAME.pcc"));
         }
-        let program = parse_program(&dir.join(PROGRAM))?;
+        let (program, digest) = parse_program(&dir.join(PROGRAM))?;
         validate::check(&program)?;
+        check_unedited(dir, &digest)?;
         let artifact = Self {
             dir: dir.to_owned(),
             program,
@@ -173,7 +176,9 @@ fn write_files(dir: &Path, contents: &Contents<'_>) -> io::Result<()> {
         program.levels_digest = digest_of(&bytes);
         write(LEVELS, bytes)?;
     }
-    write(PROGRAM, serde_json::to_vec(&program)?)?;
+    let bytes = serde_json::to_vec(&program)?;
+    write(CHECKSUM, digest_of(&bytes).into_bytes())?;
+    write(PROGRAM, bytes)?;
     write(REPORT, serde_json::to_vec_pretty(contents.report)?)?;
     write(PLAN, serde_json::to_vec_pretty(contents.plan)?)
 }
@@ -285,7 +290,20 @@ fn malformed(path: &Path, error: &serde_json::Error) -> Diagnostic {
 }
 
 /// Looks at the version first: a program of another version may have another form.
-fn parse_program(path: &Path) -> Result<Program, Diagnostic> {
+/// The digest of program.json must be the one written with it.
+fn check_unedited(dir: &Path, digest: &str) -> Result<(), Diagnostic> {
+    let written = read(&dir.join(CHECKSUM))?;
+    if written.trim_ascii() == digest.as_bytes() {
+        return Ok(());
+    }
+    Err(Diagnostic::input("the artifact's program was changed after it was compiled")
+        .at(dir.join(PROGRAM).display().to_string())
+        .why(format!("its SHA-256 is {digest}, which is not what {CHECKSUM} says"))
+        .help("compile the model again"))
+}
+
+/// The program, and the digest of its file.
+fn parse_program(path: &Path) -> Result<(Program, String), Diagnostic> {
     #[derive(Deserialize)]
     struct Head {
         version: u32,
@@ -293,5 +311,6 @@ fn parse_program(path: &Path) -> Result<Program, Diagnostic> {
     let bytes = read(path)?;
     let head: Head = serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))?;
     validate::check_version(head.version)?;
-    serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))
+    let program = serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))?;
+    Ok((program, digest_of(&bytes)))
 }
