@@ -123,6 +123,8 @@ struct Rows<'a> {
     args: &'a Args,
     streams: Vec<pcc_frontend::tokenizer::TextStream<'a>>,
     texts: Vec<String>,
+    /// Whether a stop text ended each row.
+    stopped: Vec<bool>,
     /// Bytes of each text that are printed.
     printed: Vec<usize>,
     tokens: Vec<Vec<u32>>,
@@ -136,6 +138,7 @@ impl<'a> Rows<'a> {
             args,
             streams,
             texts: vec![String::new(); n],
+            stopped: vec![false; n],
             printed: vec![0; n],
             tokens: vec![Vec::new(); n],
         }
@@ -153,6 +156,7 @@ impl<'a> Rows<'a> {
         let stop = self.args.stop.iter().filter_map(|s| self.texts[row].find(s.as_str())).min();
         if let Some(at) = stop {
             self.texts[row].truncate(at);
+            self.stopped[row] = true;
         }
         self.print(row, stop.is_some())?;
         Ok(stop.is_none())
@@ -183,8 +187,8 @@ impl<'a> Rows<'a> {
 
     fn finish(mut self, prompts: &[Vec<u32>], seconds: Seconds) -> Result<(), Diagnostic> {
         for (row, stream) in std::mem::take(&mut self.streams).into_iter().enumerate() {
-            let stopped = self.args.stop.iter().any(|_| self.printed[row] > self.texts[row].len());
-            if !stopped {
+            // What a stop text cut off is not wanted: neither is the unfinished character behind it.
+            if !self.stopped[row] {
                 self.texts[row] += &stream.finish()?;
             }
         }
