@@ -305,8 +305,12 @@ fn parse_level(name: &str) -> Result<driver::Level, String> {
 }
 
 fn parse_pass(name: &str) -> Result<driver::Pass, String> {
-    let all: Vec<&str> = driver::Pass::ALL.iter().map(|p| p.name()).collect();
-    driver::Pass::from_name(name).ok_or_else(|| format!("no such pass; there are {}", all.join(", ")))
+    // Others make no module: there is nothing to print after them.
+    let all = driver::Pass::ALL.into_iter().filter(|p| p.is_module_pass());
+    all.clone().find(|p| p.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = all.map(|p| p.name()).collect();
+        format!("there is no module to print after it; there is after {}", names.join(", "))
+    })
 }
 
 /// `80GiB`, `512MB`, `1073741824`.
