@@ -8,6 +8,7 @@ use crate::solve::Assignment;
 use crate::{assign_shardings, outline, partition, rewrite, solve, verify};
 use pcc_ir::program::{BatchPlan, ModelInfo, Program, WeightsRef};
 use pcc_ir::{Diagnostic, Mesh, Module};
+use std::ops::Range;
 use std::time::Instant;
 
 /// The passes, declared once for the command line, timing and help.
@@ -238,7 +239,7 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
         Ok(local)
     })?;
     let stages = match &options.plan {
-        Some(plan) if !plan.stages.is_empty() => Some(stage_ranges(&plan.stages)),
+        Some(plan) if !plan.stages.is_empty() => Some(stage_ranges(&plan.stages)?),
         _ => None,
     };
     let input = LowerInput {
@@ -278,15 +279,29 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
     Ok(Compiled { graph, sharded, local, program, plan, report })
 }
 
-/// Lengths of consecutive stages as ranges of calls.
-fn stage_ranges(lengths: &[usize]) -> Vec<std::ops::Range<usize>> {
-    let mut start = 0;
-    lengths
-        .iter()
-        .map(|&n| {
-            let range = start..start + n;
-            start = range.end;
-            range
-        })
-        .collect()
+/// Lengths of consecutive stages, as a plan file gives them, as ranges of calls.
+fn stage_ranges(lengths: &[usize]) -> Result<Vec<Range<usize>>, Diagnostic> {
+    let mut start = 0usize;
+    let range = |&n: &usize| {
+        let end = start.checked_add(n).filter(|_| n > 0).ok_or_else(|| {
+            Diagnostic::input("the plan has a stage without a call, or of more calls than a model can have")
+                .at("`stages` of the plan")
+                .help("give every stage one call or more; they add up to the model's calls")
+        })?;
+        Ok(std::mem::replace(&mut start, end)..end)
+    };
+    lengths.iter().map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stage_lengths_of_a_plan_are_checked() {
+        assert_eq!(stage_ranges(&[2, 1, 3]).unwrap(), [0..2, 2..3, 3..6]);
+        for wrong in [&[2, 0, 1][..], &[usize::MAX, 2]] {
+            assert!(stage_ranges(wrong).unwrap_err().to_string().contains("stage"));
+        }
+    }
 }
