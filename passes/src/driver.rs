@@ -6,8 +6,9 @@ use crate::plan::Plan;
 use crate::report::{PassReport, Report, VerifyReport, report};
 use crate::solve::Assignment;
 use crate::{assign_shardings, outline, partition, rewrite, solve, verify};
+use pcc_ir::graph::Label;
 use pcc_ir::program::{BatchPlan, ModelInfo, Program, WeightsRef};
-use pcc_ir::{Diagnostic, Mesh, Module};
+use pcc_ir::{Diagnostic, Mesh, Module, ValueId};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -206,6 +207,32 @@ pub fn run_passes(
     Ok(module)
 }
 
+/// Micro-batches run one after another and nothing adds up over them, and rows that pad a batch are zeros and not masked. So where
+/// there are either, every result must keep the rows apart.
+fn check_rows_apart(graph: &Module, batch: &BatchPlan) -> Result<(), Diagnostic> {
+    let full = batch.rows().checked_mul(batch.replicas) == Some(batch.batch);
+    if batch.micro_batches == 1 && full {
+        return Ok(());
+    }
+    for entry in &graph.entries {
+        let f = &graph.funcs[entry.func];
+        let has_rows = |v: &ValueId| f.values[*v].labels.contains(&Some(Label::Batch));
+        if !f.args.iter().any(has_rows) {
+            continue;
+        }
+        for (i, (v, name)) in f.results.iter().zip(&entry.results).enumerate() {
+            if !has_rows(v) && !entry.aliases.iter().any(|&(_, r)| r == i) {
+                let what = format!("result `{name}` does not keep the rows of the batch apart");
+                return Err(Diagnostic::input(what)
+                    .at(format!("entry `{}`", entry.name))
+                    .why("rows of several micro-batches, or fewer than the replicas hold, are not reduced")
+                    .help("use --micro-batches 1, and a --batch that --dp divides"));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Chooses shardings.
 fn solve(graph: &Module, sp: bool, cluster: &Cluster) -> Result<Assignment, Diagnostic> {
     let options = solve::Options { sp, cluster: cluster.clone(), ..solve::Options::new(graph.mesh) };
@@ -223,6 +250,7 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
     let graph = run.module(Pass::Outline, || {
         let mut graph = outline::outline(&graph, options.mesh.pp as usize)?;
         solve::label_results(&mut graph)?;
+        check_rows_apart(&graph, &options.batch)?;
         Ok(graph)
     })?;
     let assignment = run.step(Pass::SolveShardings, || match &options.plan {

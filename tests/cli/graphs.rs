@@ -1,6 +1,6 @@
 //! model.json files whose graph is wrong: the message names the place in the file.
 
-use super::{example, fails, folder};
+use super::{example, fails, folder, succeeds};
 use serde_json::{Value, json};
 
 fn mlp() -> Value {
@@ -20,6 +20,23 @@ fn refused(change: impl FnOnce(&mut Value), words: &[&str]) {
 
 fn body(m: &mut Value) -> &mut Value {
     &mut m["functions"][0]["body"]
+}
+
+/// A sum over the batch would be that of one micro-batch, or count padded rows.
+#[test]
+fn rows_are_not_reduced_over_micro_batches() {
+    let mut model = mlp();
+    body(&mut model)
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"op": {"reduce": {"kind": "sum", "dims": [0]}}, "in": ["y"], "out": ["total"]}));
+    model["functions"][0]["results"] = json!(["total"]);
+    let place = folder();
+    std::fs::write(place.path().join("model.json"), model.to_string()).unwrap();
+    let compile = ["compile", "model.json", "-o", "out.pcc", "--batch"];
+    succeeds(place.path(), &[&compile[..], &["8"]].concat());
+    let words = ["`probabilities`", "rows of the batch", "--micro-batches 1"];
+    fails(place.path(), &[&compile[..], &["16", "--micro-batches", "2"]].concat(), 1, &words);
 }
 
 #[test]
