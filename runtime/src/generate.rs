@@ -144,10 +144,13 @@ fn logits(
     rows: usize,
 ) -> Result<Vec<f32>, Diagnostic> {
     let outputs = session.run(entry, &inputs, rows)?;
-    let logits = outputs.get("logits").and_then(HostTensor::as_f32).filter(|l| !l.is_empty());
+    // A row of logits each, of the vocabulary.
+    let wanted = rows.saturating_mul(session.program().model.vocab);
+    let logits =
+        outputs.get("logits").and_then(HostTensor::as_f32).filter(|l| l.len() == wanted && wanted > 0);
     logits
         .map(<[f32]>::to_vec)
-        .ok_or_else(|| Diagnostic::internal(format!("entry `{entry}` gives no f32 `logits`")))
+        .ok_or_else(|| Diagnostic::internal(format!("entry `{entry}` gives no f32 `logits` of each row")))
 }
 
 /// Chooses a token for every row that goes on, and decides whether it does.

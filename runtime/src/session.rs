@@ -10,7 +10,7 @@ use crate::tensor::HostTensor;
 use crate::trace::Event;
 use crate::{distribute, validate};
 use pcc_ir::Diagnostic;
-use pcc_ir::program::{EntryProgram, Program};
+use pcc_ir::program::{EntryProgram, IoSpec, Program};
 use pcc_ir::source::ReadParams;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -84,6 +84,20 @@ impl Session {
             return Err(Diagnostic::input(format!("{rows} rows were given"))
                 .why(format!("the program was compiled for 1 to {}", batch.batch))
                 .help("give fewer rows, or compile with a larger --batch"));
+        }
+        // Missing rows are zeros and not masked: what is reduced over the batch would count them.
+        let io = &machine.program.entries[index];
+        let has_rows = |spec: &IoSpec| spec.batch_dim.is_some();
+        if rows < batch.batch
+            && io.inputs.iter().any(has_rows)
+            && let Some(reduced) = io.outputs.iter().find(|o| !has_rows(o))
+        {
+            return Err(Diagnostic::input(format!("{rows} rows were given"))
+                .why(format!(
+                    "output `{}` is over the whole batch, of the {} rows compiled for",
+                    reduced.name, batch.batch
+                ))
+                .help(format!("give {} rows, or compile with --batch {rows}", batch.batch)));
         }
         let seq = distribute::write_inputs(machine, index, inputs, rows)?;
         let has_rows = |&m: &usize| (0..batch.replicas).any(|r| !batch.cell(rows, r, m).is_empty());
