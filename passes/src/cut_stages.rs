@@ -18,8 +18,10 @@ use std::ops::Range;
 pub struct CallCost {
     /// Modelled time of one micro-batch on one device, seconds.
     pub time: f64,
-    /// Bytes a device holds for it: parameters and state.
-    pub bytes: u64,
+    /// Bytes a device holds for it all the time: parameters, and the states of every micro-batch.
+    pub held: u64,
+    /// Bytes it works in. The calls of a stage share them: a stage needs its largest.
+    pub frame: u64,
 }
 
 /// Ranges of calls, one per stage. `memory` bounds the bytes of a stage.
@@ -34,14 +36,15 @@ pub fn cut_stages(
             "--pp {stages} cuts the model into more stages than it has parts"
         ))
         .why(format!("the chain has {n} parts: the embedding, the layers and the head"))
-        .help(format!("the most is --pp {n}")));
+        .help(format!("the most is --pp {}", n.max(1))));
     }
     let mut before = vec![CallCost::default(); n + 1];
     for (i, c) in costs.iter().enumerate() {
-        before[i + 1] = CallCost { time: before[i].time + c.time, bytes: before[i].bytes + c.bytes };
+        before[i + 1] = CallCost { time: before[i].time + c.time, held: before[i].held + c.held, frame: 0 };
     }
-    let stage = |from: usize, to: usize| {
-        let fits = memory.is_none_or(|m| before[to].bytes - before[from].bytes <= m);
+    let stage = |from: usize, to: usize, frame: u64| {
+        let held = before[to].held - before[from].held;
+        let fits = memory.is_none_or(|m| held.saturating_add(frame) <= m);
         let time = before[to].time - before[from].time;
         fits.then_some((time, time * time))
     };
@@ -50,8 +53,10 @@ pub fn cut_stages(
     best[0][0] = Some(((0.0, 0.0), 0));
     for s in 1..=stages {
         for i in s..=n {
+            let frames = largest_frames(&costs[..i]);
             for from in (s - 1)..i {
-                let (Some((sofar, _)), Some((time, square))) = (best[s - 1][from], stage(from, i)) else {
+                let last = stage(from, i, frames[from]);
+                let (Some((sofar, _)), Some((time, square))) = (best[s - 1][from], last) else {
                     continue;
                 };
                 let cand = (sofar.0.max(time), sofar.1 + square);
@@ -72,6 +77,18 @@ pub fn cut_stages(
     Ok(cuts)
 }
 
+/// The largest frame from each call to the last.
+fn largest_frames(costs: &[CallCost]) -> Vec<u64> {
+    let mut largest = 0;
+    let mut frames: Vec<u64> = Vec::with_capacity(costs.len());
+    for cost in costs.iter().rev() {
+        largest = cost.frame.max(largest);
+        frames.push(largest);
+    }
+    frames.reverse();
+    frames
+}
+
 /// Compares cuts; times within a billionth are equal, so that rounding never decides.
 fn less(a: (f64, f64), b: (f64, f64)) -> bool {
     let close = |x: f64, y: f64| (x - y).abs() <= 1e-9 * x.abs().max(y.abs());
@@ -79,11 +96,12 @@ fn less(a: (f64, f64), b: (f64, f64)) -> bool {
 }
 
 fn no_fit(costs: &[CallCost], stages: usize, memory: Option<u64>) -> Diagnostic {
-    let total: u64 = costs.iter().map(|c| c.bytes).sum();
-    let largest = costs.iter().map(|c| c.bytes).max().unwrap_or(0);
+    let total: u64 = costs.iter().map(|c| c.held).sum();
+    let largest = costs.iter().map(|c| c.held.saturating_add(c.frame)).max().unwrap_or(0);
     Diagnostic::input(format!("no cut into {stages} stages fits the device memory"))
         .why(format!(
-            "a device holds {total} bytes of weights and state over all stages, the largest part {largest}, and has {}",
+            "a device holds {total} bytes of weights and state over all stages; the largest part needs {largest} with what it works in, \
+             and a device has {}",
             memory.unwrap_or(0)
         ))
         .help("use more stages (--pp) or split the weights further (--tp)")
@@ -94,7 +112,7 @@ mod tests {
     use super::*;
 
     fn times(t: &[f64]) -> Vec<CallCost> {
-        t.iter().map(|&time| CallCost { time, bytes: 1 }).collect()
+        t.iter().map(|&time| CallCost { time, held: 1, frame: 0 }).collect()
     }
 
     /// Every cut, by brute force: the least slowest stage.
@@ -136,10 +154,22 @@ mod tests {
 
     #[test]
     fn memory_bounds_a_stage() {
-        let costs =
-            [(1.0, 90), (1.0, 20), (1.0, 20), (1.0, 20)].map(|(time, bytes)| CallCost { time, bytes });
+        let costs = [(1.0, 90), (1.0, 20), (1.0, 20), (1.0, 20)].map(|(time, held)| CallCost {
+            time,
+            held,
+            frame: 0,
+        });
         assert_eq!(cut_stages(&costs, 2, Some(100)).unwrap(), [0..1, 1..4]);
         assert!(cut_stages(&costs, 2, Some(80)).is_err());
         assert!(cut_stages(&costs, 5, None).unwrap_err().help.unwrap().contains("--pp 4"));
+    }
+
+    #[test]
+    fn calls_of_a_stage_share_what_they_work_in() {
+        let costs = [50, 50, 70].map(|frame| CallCost { time: 1.0, held: 10, frame });
+        assert_eq!(cut_stages(&costs, 1, Some(100)).unwrap(), [0..3]);
+        assert!(cut_stages(&costs, 1, Some(99)).is_err());
+        // The last call works in too much to stand with another.
+        assert_eq!(cut_stages(&costs, 2, Some(80)).unwrap(), [0..2, 2..3]);
     }
 }

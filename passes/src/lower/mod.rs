@@ -229,9 +229,15 @@ fn chain_costs(input: &LowerInput<'_>, lowered: &Lowered) -> Result<Vec<CallCost
             cost.time += entry.weight * time::call_time(&local.funcs[id], &local.mesh, &input.cluster);
             let held = |v: &ValueId| {
                 let i = main.args.iter().position(|a| a == v)?;
-                (!matches!(entry.args[i], Role::Input(_))).then_some(main.ty(*v).bytes() as u64)
+                let bytes = main.ty(*v).bytes() as u64;
+                match entry.args[i] {
+                    Role::Input(_) => None,
+                    Role::Param(_) => Some(bytes),
+                    Role::State(_) => Some(bytes.saturating_mul(input.batch.micro_batches as u64)),
+                }
             };
-            cost.bytes = cost.bytes.max(call.args.iter().filter_map(held).sum::<u64>() + program.frame_bytes);
+            cost.held = cost.held.max(call.args.iter().filter_map(held).sum());
+            cost.frame = cost.frame.max(program.frame_bytes);
         }
     }
     Ok(costs)
