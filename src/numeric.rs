@@ -84,60 +84,81 @@ impl Comparison {
     }
 }
 
-/// Runs every entry of a session against a graph whose parameters need no file.
+/// Runs every entry of a session against a graph whose parameters need no file: with all rows, then with half of them.
 ///
 /// # Errors
 /// An output differs; or the program or the reference cannot run.
 pub fn compare(session: &mut Session, graph: &Module, seed: u64) -> Result<Vec<Comparison>, Diagnostic> {
     let program = session.program().clone();
     let params = parameters(graph)?;
-    let batch = program.batch;
-    let mut states: Vec<Vec<Tensor>> = (0..batch.micro_batches)
-        .map(|_| graph.states.values().map(|s| Tensor::zeros(s.ty.clone())).collect())
-        .collect();
-    session.reset_states();
-    let positions = sequence(&program);
+    let limit = index_limit(graph, &program);
+    let mut order: Vec<(&EntryProgram, &Entry)> = Vec::new();
+    for entry in &program.entries {
+        match graph.entries.iter().find(|e| e.name == entry.name) {
+            Some(of) => order.push((entry, of)),
+            None => return Err(Diagnostic::check(format!("the model has no entry `{}`", entry.name))),
+        }
+    }
     // One position a row after whole rows: decode goes on from what prefill left.
-    let mut order: Vec<&EntryProgram> = program.entries.iter().collect();
-    order.sort_by_key(|e| takes(e, "positions"));
-    let mut found = Vec::new();
-    for entry in order {
-        let Some(of) = graph.entries.iter().find(|e| e.name == entry.name) else {
-            return Err(Diagnostic::check(format!("the model has no entry `{}`", entry.name)));
+    order.sort_by_key(|e| takes(e.0, "positions"));
+    let start = |e: &EntryProgram| {
+        let of = |o: &IoSpec| Comparison {
+            entry: e.name.clone(),
+            output: o.name.clone(),
+            ..Comparison::default()
         };
-        let mut outputs: Vec<Comparison> = entry
-            .outputs
-            .iter()
-            .map(|o| Comparison {
-                entry: entry.name.clone(),
-                output: o.name.clone(),
-                ..Comparison::default()
-            })
-            .collect();
+        e.outputs.iter().map(of).collect::<Vec<_>>()
+    };
+    let mut found: Vec<Vec<Comparison>> = order.iter().map(|e| start(e.0)).collect();
+    let all = program.batch.batch;
+    for count in if all > 1 { vec![all, all / 2] } else { vec![all] } {
+        let rows = Rows {
+            count,
+            batch: program.batch,
+            positions: sequence(&program),
+            step: 0,
+            seed,
+            index_limit: limit,
+        };
+        run_rows(session, graph, &order, rows, &params, &mut found)?;
+    }
+    let mut found: Vec<Comparison> = found.into_iter().flatten().collect();
+    found.iter_mut().for_each(Comparison::finish);
+    found.iter().try_for_each(Comparison::check)?;
+    Ok(found)
+}
+
+/// Runs the entries once each, from fresh states, and adds to what was found.
+fn run_rows(
+    session: &mut Session,
+    graph: &Module,
+    order: &[(&EntryProgram, &Entry)],
+    mut rows: Rows,
+    params: &[Tensor],
+    found: &mut [Vec<Comparison>],
+) -> Result<(), Diagnostic> {
+    let fresh = || graph.states.values().map(|s| Tensor::zeros(s.ty.clone())).collect::<Vec<_>>();
+    let mut states: Vec<_> = (0..rows.batch.micro_batches).map(|_| fresh()).collect();
+    session.reset_states();
+    for ((entry, of), outcomes) in order.iter().zip(found) {
         let steps = if takes(entry, "positions") { DECODE_STEPS } else { 1 };
         for step in 0..steps {
-            let rows =
-                Rows { count: batch.batch, positions, step, seed, index_limit: index_limit(graph, &program) };
+            rows.step = step;
             let inputs: BTreeMap<String, HostTensor> =
                 entry.inputs.iter().map(|spec| (spec.name.clone(), rows.input(spec, &entry.name))).collect();
             let got = session.run(&entry.name, &inputs, rows.count)?;
-            for (m, states) in states.iter_mut().enumerate() {
-                let want = reference(graph, of, entry, &batch, m, &inputs, &params, states)?;
-                for (spec, outcome) in entry.outputs.iter().zip(&mut outputs) {
+            for (m, states) in states.iter_mut().enumerate().filter(|s| rows.are_in(s.0)) {
+                let want = reference(graph, of, entry, &rows, m, &inputs, params, states)?;
+                for (spec, outcome) in entry.outputs.iter().zip(&mut *outcomes) {
                     let (Some(got), Some(want)) = (got.get(&spec.name), want.get(&spec.name)) else {
                         return Err(Diagnostic::check(format!("output `{}` is missing", spec.name)));
                     };
-                    compare_rows(spec, &batch, m, got, want, outcome);
+                    compare_rows(spec, &rows, m, got, want, outcome);
                 }
             }
         }
-        for outcome in &mut outputs {
-            outcome.finish();
-            outcome.check()?;
-        }
-        found.append(&mut outputs);
     }
-    Ok(found)
+    Ok(())
 }
 
 fn takes(entry: &EntryProgram, input: &str) -> bool {
@@ -180,6 +201,7 @@ fn index_limit(graph: &Module, program: &Program) -> usize {
 /// The rows of one run.
 struct Rows {
     count: usize,
+    batch: BatchPlan,
     /// Positions of a row.
     positions: usize,
     /// How many tokens were decoded before.
@@ -189,6 +211,11 @@ struct Rows {
 }
 
 impl Rows {
+    /// Whether a micro-batch has any of the rows: others do not run.
+    fn are_in(&self, micro_batch: usize) -> bool {
+        (0..self.batch.replicas).any(|r| !self.batch.cell(self.count, r, micro_batch).is_empty())
+    }
+
     /// Valid positions of a row: the first row is nearly full, the others have other lengths. Two positions are left for decoding.
     fn length(&self, row: usize) -> usize {
         let most = self.positions.saturating_sub(DECODE_STEPS).max(1);
@@ -233,7 +260,7 @@ fn reference(
     graph: &Module,
     of: &Entry,
     entry: &EntryProgram,
-    batch: &BatchPlan,
+    rows: &Rows,
     micro_batch: usize,
     inputs: &BTreeMap<String, HostTensor>,
     params: &[Tensor],
@@ -244,7 +271,7 @@ fn reference(
         let Some(host) = inputs.get(&spec.name) else { continue };
         let data = numbers(host);
         let mut tensor = Tensor::zeros(spec.ty.clone());
-        for lane in lanes(spec, batch, micro_batch) {
+        for lane in lanes(spec, rows, micro_batch) {
             let width = lane.width;
             for o in 0..lane.outer {
                 let (to, from) = ((o * lane.lanes + lane.at) * width, (o * lane.rows + lane.row) * width);
@@ -261,7 +288,7 @@ fn reference(
 
 fn compare_rows(
     spec: &IoSpec,
-    batch: &BatchPlan,
+    rows: &Rows,
     micro_batch: usize,
     got: &HostTensor,
     want: &Tensor,
@@ -270,7 +297,7 @@ fn compare_rows(
     let data = numbers(got);
     let last =
         if spec.batch_dim == spec.ty.rank().checked_sub(1) { 1 } else { *spec.ty.shape.last().unwrap_or(&1) };
-    for lane in lanes(spec, batch, micro_batch) {
+    for lane in lanes(spec, rows, micro_batch) {
         let width = lane.width;
         for o in 0..lane.outer {
             let (at, from) = ((o * lane.lanes + lane.at) * width, (o * lane.rows + lane.row) * width);
@@ -292,16 +319,16 @@ struct Lane {
 }
 
 /// The rows of a micro-batch; the whole tensor when it has no batch dim.
-fn lanes(spec: &IoSpec, batch: &BatchPlan, micro_batch: usize) -> Vec<Lane> {
+fn lanes(spec: &IoSpec, rows: &Rows, micro_batch: usize) -> Vec<Lane> {
     let shape = &spec.ty.shape;
     let Some(d) = spec.batch_dim else {
         return vec![Lane { outer: 1, width: spec.ty.elements(), lanes: 1, rows: 1, at: 0, row: 0 }];
     };
     let (outer, width) = (shape[..d].iter().product(), shape[d + 1..].iter().product());
-    let capacity = batch.rows();
+    let capacity = rows.batch.rows();
     let lane = |at: usize| {
-        let row = batch.cell(batch.batch, at / capacity, micro_batch).nth(at % capacity)?;
-        Some(Lane { outer, width, lanes: shape[d], rows: batch.batch, at, row })
+        let row = rows.batch.cell(rows.count, at / capacity, micro_batch).nth(at % capacity)?;
+        Some(Lane { outer, width, lanes: shape[d], rows: rows.count, at, row })
     };
     (0..shape[d]).filter_map(lane).collect()
 }

@@ -119,7 +119,10 @@ fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeri
     }
     let options = Options { workers: args.workers, ..Options::default() };
     let mut session = Session::new(program, kernels, &NoWeights, &options, &|_, _| {})?;
-    let outputs = numeric::compare(&mut session, &graph, args.seed)?;
+    let outputs = numeric::compare(&mut session, &graph, args.seed).map_err(|d| {
+        let place = d.place.as_ref().filter(|_| !small).map(|p| format!("{p}, of the model's shrunken twin"));
+        if let Some(place) = place { d.at(place) } else { d }
+    })?;
     spinner.finish_and_clear();
     let program = session.program();
     Ok(Numeric {
@@ -144,7 +147,7 @@ fn compile_twin(
 ) -> Result<(pcc_ir::Module, Program, Box<dyn KernelSet>), Diagnostic> {
     let client = CodegenClient::spawn();
     let plan = Plan::from_json(&artifact.plan.to_string())?;
-    let twin = twin::twin(&levels.graph, &plan, &artifact.program.model)?;
+    let twin = twin::twin(&levels.graph, &plan, &artifact.program.batch, &artifact.program.model)?;
     let options = driver::Options {
         mesh: plan.mesh,
         sp: plan.sp,

@@ -26,6 +26,9 @@ pub(super) struct Least {
 const LONG: usize = 128;
 const FEW: usize = 8;
 
+/// The most devices whose pieces are looked at to choose one extent.
+const MOST_LOOKS: usize = 1 << 24;
+
 /// The dim classes of a module.
 pub(super) struct Dims {
     classes: Classes,
@@ -276,9 +279,13 @@ fn smaller(mesh: &Mesh, n: usize, splits: &BTreeSet<Vec<AxisRef>>, at_least: usi
     let lcm = |a: usize, b: usize| (a / gcd(a, b)).saturating_mul(b);
     let step = splits.iter().map(|axes| group_size(axes)).fold(1, lcm);
     let least = at_least.min(n);
+    let devices: usize = splits.iter().map(|axes| group_size(axes)).sum();
     // The first m >= least with the remainder of n.
     let mut m = least + (n - least) % step;
-    while m < n {
+    for _ in 0..MOST_LOOKS / devices.max(1) {
+        if m >= n {
+            break;
+        }
         if splits.iter().all(|axes| empty(mesh, m, axes) == empty(mesh, n, axes)) {
             return m;
         }

@@ -113,20 +113,21 @@ const LEAST: [Least; 5] = [
     Least { wide: 8, seq: 4 },
 ];
 
-/// Shrinks a model that was compiled by `plan`. `graph` is outlined, as the checker sees it.
+/// Shrinks a model that was compiled by `plan` for `batch`. `graph` is outlined, as the checker sees it.
 ///
 /// # Errors
 /// The plan is of another model, or the model cannot be shrunk: its large dims are in reshapes, slices or joins.
-pub fn twin(graph: &Module, plan: &Plan, info: &ModelInfo) -> Result<Twin, Diagnostic> {
-    let assignment = plan.assignment(graph, &plan.mesh, plan.sp)?;
-    let stages = if plan.stages.is_empty() { chain_length(graph) } else { plan.stages.clone() };
+pub fn twin(graph: &Module, plan: &Plan, batch: &BatchPlan, info: &ModelInfo) -> Result<Twin, Diagnostic> {
+    let assignment = plan.assignment(graph, &graph.mesh, plan.sp)?;
+    let stages = stages(graph, plan)?;
     let few = layers::fewer(graph, &assignment, &stages);
-    let rows = plan.batch.replicas * plan.batch.rows();
+    let rows = batch.replicas * batch.rows();
     let mut smallest = Work::default();
     for (i, least) in LEAST.into_iter().enumerate() {
         let dims = Dims::of(&few.module, &few.assignment);
-        let batch = if dims.batch_is_free(rows) { fewer_rows(&plan.batch) } else { plan.batch };
-        let new_rows = (batch != plan.batch).then(|| batch.replicas * batch.rows());
+        let free = dims.batch_is_free(rows);
+        let batch = if free { fewer_rows(batch) } else { *batch };
+        let new_rows = free.then(|| batch.replicas * batch.rows());
         let small = rewrite::resize(&few.module, &dims.sizes(&plan.mesh, least, new_rows));
         smallest = Work::of(&small, &batch);
         let most = if i + 1 == LEAST.len() { &MOST } else { &SMALL };
@@ -153,8 +154,22 @@ fn too_large(graph: &Module, smallest: Work) -> Diagnostic {
         .help("use --numeric with a smaller --batch, --dp or --seq; without it, `pcc verify` proves any size")
 }
 
-fn chain_length(graph: &Module) -> Vec<usize> {
-    graph.entries.first().map(|e| graph.funcs[e.func].insts.len()).into_iter().collect()
+/// Calls of each stage; checked, for a plan is a file that anyone can write.
+fn stages(graph: &Module, plan: &Plan) -> Result<Vec<usize>, Diagnostic> {
+    let calls = graph.entries.first().map_or(0, |e| graph.funcs[e.func].insts.len());
+    if plan.stages.is_empty() && graph.mesh.pp == 1 {
+        return Ok(vec![calls]);
+    }
+    let sum = plan.stages.iter().try_fold(0usize, |n, &s| n.checked_add(s));
+    if plan.stages.len() == graph.mesh.pp as usize && sum == Some(calls) {
+        return Ok(plan.stages.clone());
+    }
+    Err(Diagnostic::input("the plan cuts another chain of layers than this model has")
+        .why(format!(
+            "its stages have {:?} calls, the model has {calls} in {} stage(s)",
+            plan.stages, graph.mesh.pp
+        ))
+        .help("compile the model again"))
 }
 
 /// At most two rows a cell and four micro-batches, and still uneven when the batch was.

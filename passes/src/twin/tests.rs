@@ -33,6 +33,11 @@ fn plan(module: &Module, mesh: Mesh, sp: bool, batch: BatchPlan, stages: Vec<usi
     plan
 }
 
+fn twin_of(module: &Module, plan: &Plan) -> Result<Twin, Diagnostic> {
+    let module = Module { mesh: plan.mesh, ..module.clone() };
+    twin(&module, plan, &plan.batch, &ModelInfo::default())
+}
+
 fn one_row(batch: usize) -> BatchPlan {
     BatchPlan { batch, replicas: 1, micro_batches: 1 }
 }
@@ -83,9 +88,7 @@ fn a_deep_cached_decoder() {
     let module = llama(&DEEP, true);
     let calls = module.funcs[module.entries[0].func].insts.len();
     let mesh = Mesh { tp: 9, pp: 3, ..Mesh::default() };
-    let twin =
-        twin(&module, &plan(&module, mesh, false, one_row(2), vec![4, 4, calls - 8]), &ModelInfo::default())
-            .unwrap();
+    let twin = twin_of(&module, &plan(&module, mesh, false, one_row(2), vec![4, 4, calls - 8])).unwrap();
     // A stage keeps one of each function: embedding and layer, layer, layer and head.
     assert_eq!(twin.plan.stages, [2, 1, 2]);
     for entry in &twin.graph.entries {
@@ -110,7 +113,7 @@ fn extents_are_as_uneven_as_the_real_ones() {
         let mesh = Mesh { tp, ..Mesh::default() };
         let calls = module.funcs[module.entries[0].func].insts.len();
         let plan = plan(&module, mesh, sp, one_row(2), vec![calls]);
-        let twin = twin(&module, &plan, &ModelInfo::default()).unwrap();
+        let twin = twin_of(&module, &plan).unwrap();
         assert!(twin.graph.parameters() < module.parameters() / 20, "{}", twin.graph.parameters());
         for p in twin.graph.params.values() {
             let real = module.params.values().find(|q| q.name == p.name).unwrap();
@@ -141,7 +144,7 @@ fn rows_and_replicas_stay_uneven() {
     let mesh = Mesh { tp: 3, dp: 2, ..Mesh::default() };
     let batch = BatchPlan { batch: 5, replicas: 2, micro_batches: 1 };
     let calls = module.funcs[module.entries[0].func].insts.len();
-    let twin = twin(&module, &plan(&module, mesh, false, batch, vec![calls]), &ModelInfo::default()).unwrap();
+    let twin = twin_of(&module, &plan(&module, mesh, false, batch, vec![calls])).unwrap();
     // 3 rows a replica become 2, of which the last has none for the second.
     assert_eq!(twin.batch, BatchPlan { batch: 3, replicas: 2, micro_batches: 1 });
     let entry = &twin.graph.funcs[twin.graph.entries[0].func];
@@ -177,8 +180,11 @@ fn what_cannot_shrink_is_said() {
     let calls = module.funcs[module.entries[0].func].insts.len();
     let plan = plan(&module, Mesh { tp: 2, ..Mesh::default() }, false, one_row(1), vec![calls]);
     // The contracted dim shrinks, the joined one does not: that is enough here.
-    let small = twin(&module, &plan, &ModelInfo::default()).unwrap();
+    let small = twin_of(&module, &plan).unwrap();
     assert_eq!(small.graph.params.values().next().unwrap().ty.shape, [64, 1 << 14]);
+    // A plan that someone edited.
+    let lying = Plan { stages: vec![usize::MAX, 2], ..plan.clone() };
+    assert!(twin_of(&module, &lying).unwrap_err().what.contains("another chain"));
     // With many rows it is not.
     let batch = BatchPlan { batch: 1 << 20, replicas: 1 << 19, micro_batches: 1 };
     let e = too_large(&module, Work::of(&small.graph, &batch));
