@@ -3,8 +3,8 @@
 use crate::cost::Cluster;
 use crate::lower::{self, LowerInput};
 use crate::plan::Plan;
-use crate::report::{PassReport, Report, VerifyReport, report};
-use crate::solve::Assignment;
+use crate::report::{PassReport, Report, SearchReport, VerifyReport, report};
+use crate::solve::Solution;
 use crate::{assign_shardings, outline, partition, rewrite, solve, verify};
 use pcc_ir::graph::Label;
 use pcc_ir::program::{BatchPlan, ModelInfo, Program, WeightsRef};
@@ -180,7 +180,7 @@ pub fn run_passes(
         module = match pass {
             Pass::Outline => outline::outline(&module, module.mesh.pp as usize)?,
             Pass::AssignShardings => {
-                let assignment = solve(&module, sp, &cluster)?;
+                let assignment = solve(&module, sp, &cluster)?.assignment;
                 assign_shardings::assign_shardings(&module, &assignment, &module.mesh, &cluster)?
             }
             Pass::Partition => {
@@ -234,9 +234,9 @@ fn check_rows_apart(graph: &Module, batch: &BatchPlan) -> Result<(), Diagnostic>
 }
 
 /// Chooses shardings.
-fn solve(graph: &Module, sp: bool, cluster: &Cluster) -> Result<Assignment, Diagnostic> {
+fn solve(graph: &Module, sp: bool, cluster: &Cluster) -> Result<Solution, Diagnostic> {
     let options = solve::Options { sp, cluster: cluster.clone(), ..solve::Options::new(graph.mesh) };
-    Ok(solve::solve(graph, &options)?.assignment)
+    solve::solve(graph, &options)
 }
 
 /// Compiles a graph module.
@@ -253,9 +253,15 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
         check_rows_apart(&graph, &options.batch)?;
         Ok(graph)
     })?;
+    let mut search = SearchReport::default();
     let assignment = run.step(Pass::SolveShardings, || match &options.plan {
         Some(plan) => plan.assignment(&graph, &options.mesh, options.sp),
-        None => solve(&graph, options.sp, &cluster),
+        None => {
+            let found = solve(&graph, options.sp, &cluster)?;
+            (search.components, search.variables, search.gap) =
+                (found.components, found.variables, found.gap);
+            Ok(found.assignment)
+        }
     })?;
     let sharded = run.module(Pass::AssignShardings, || {
         assign_shardings::assign_shardings(&graph, &assignment, &options.mesh, &cluster)
@@ -263,7 +269,7 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
     let local = run.module(Pass::Partition, || partition::partition(&sharded))?;
     let local = run.module(Pass::RewriteCollectives, || {
         let mut local = local;
-        rewrite::rewrite_collectives(&mut local, &sharded)?;
+        search.rewrites = rewrite::rewrite_collectives(&mut local, &sharded)?;
         Ok(local)
     })?;
     let stages = match &options.plan {
@@ -303,6 +309,7 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
     };
     let mut plan = Plan::new(&graph, &assignment, options.mesh, options.sp, options.batch);
     plan.stages = cut.iter().map(|r| r.len()).collect();
+    report.search = search;
     report.compile.passes = run.passes;
     Ok(Compiled { graph, sharded, local, program, plan, report })
 }

@@ -1,6 +1,7 @@
 //! What `inspect` shows: computed from the program, so that it says what will run, not what was planned.
 
 use crate::cost::Cluster;
+use crate::rewrite::FuncRewrite;
 use pcc_ir::mesh::Mesh;
 use pcc_ir::program::{EntryProgram, FuncProgram, InstrKind, Program, Slot, Step};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ pub struct Report {
     pub stages: Vec<StageReport>,
     pub schedule: ScheduleReport,
     pub estimate: EstimateReport,
+    #[serde(default)]
+    pub search: SearchReport,
     pub verify: VerifyReport,
     pub compile: CompileReport,
 }
@@ -94,6 +97,18 @@ pub struct EstimateReport {
     pub tokens_per_s_per_device: f64,
     pub mfu: f64,
     pub peak_memory_bytes: u64,
+}
+
+/// How good the plan is known to be.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SearchReport {
+    /// Sets of functions whose shardings were solved together, and variables in all of them; 0 for a plan that was given.
+    pub components: usize,
+    pub variables: usize,
+    /// The shardings' modelled time is at most this share above the least; 0 when they were solved exactly.
+    pub gap: f64,
+    /// What equality saturation made of each function with collectives, and why it stopped.
+    pub rewrites: Vec<FuncRewrite>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

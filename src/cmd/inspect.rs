@@ -50,6 +50,17 @@ pub fn text(r: &Report) -> String {
         e.mfu * 100.0,
         human_bytes(e.peak_memory_bytes),
     );
+    if r.search.gap > 0.0 {
+        out += &format!("shardings: at most {:.2}% above the least modelled time\n", r.search.gap * 100.0);
+    }
+    for f in r.search.rewrites.iter().filter(|f| f.stop != "Saturated" || f.gap > 0.0) {
+        out += &format!(
+            "collectives of {}: rewriting ended with {}, at most {:.3} ms above the cheapest form found\n",
+            f.name,
+            f.stop,
+            f.gap * 1e3
+        );
+    }
     out += &format!(
         "verified: {} values in {} functions in {:.1} ms; compiled in {:.0} ms",
         r.verify.values,
@@ -98,7 +109,7 @@ pub fn ranges(layers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for &l in layers {
         match parts.last_mut() {
-            Some(p) if p.1 + 1 == l => p.1 = l,
+            Some(p) if p.1.checked_add(1) == Some(l) => p.1 = l,
             _ => parts.push((l, l)),
         }
     }

@@ -31,6 +31,7 @@ use extract::{Choice, Extractor};
 use language::{Dist, Facts, Graph, Opaque, Placement, add_op, is_seen, op_of, operands};
 use pcc_ir::{Diagnostic, Func, Inst, Mesh, Module, Op, Term, ValueId};
 use rebuild::rebuild;
+use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
 /// Iterations of all rules, and nodes of the graph, after which saturation stops. Real layers saturate far below.
@@ -38,7 +39,7 @@ const ITERATIONS: usize = 12;
 const NODES: usize = 4_000;
 
 /// What became of one function.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FuncRewrite {
     pub name: String,
     /// Modelled seconds of collectives, slices and linear ops, before and after.
