@@ -52,7 +52,8 @@ fn cpu() -> Finding {
         .collect();
     Finding {
         what: "cpu",
-        ok: cfg!(target_arch = "x86_64"),
+        // What every generated kernel uses.
+        ok: cfg!(target_arch = "x86_64") && ["avx2", "fma", "f16c"].into_iter().all(has),
         detail: format!("{cores} cores, {}", found.join(" ")),
     }
 }
