@@ -289,7 +289,6 @@ fn malformed(path: &Path, error: &serde_json::Error) -> Diagnostic {
         .help("compile the model again")
 }
 
-/// Looks at the version first: a program of another version may have another form.
 /// The digest of program.json must be the one written with it.
 fn check_unedited(dir: &Path, digest: &str) -> Result<(), Diagnostic> {
     let written = read(&dir.join(CHECKSUM))?;
@@ -302,7 +301,7 @@ fn check_unedited(dir: &Path, digest: &str) -> Result<(), Diagnostic> {
         .help("compile the model again"))
 }
 
-/// The program, and the digest of its file.
+/// The program, and the digest of its file. Looks at the version first: a program of another version may have another form.
 fn parse_program(path: &Path) -> Result<(Program, String), Diagnostic> {
     #[derive(Deserialize)]
     struct Head {
