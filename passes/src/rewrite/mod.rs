@@ -69,7 +69,6 @@ pub fn rewrite_collectives(local: &mut Module, sharded: &Module) -> Result<Vec<F
             .get(id)
             .ok_or_else(|| Diagnostic::internal(format!("function {} is in no sharded module", func.name)))?;
         let (report, new) = model.rewrite(func, global)?;
-        tracing::debug!(?report, "collectives rewritten");
         reports.push(report);
         if let Some(new) = new {
             *func = new;

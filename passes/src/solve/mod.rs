@@ -137,7 +137,6 @@ pub fn solve(module: &Module, options: &Options) -> Result<Solution, Diagnostic>
     let assignment = whole_module(module, &mut builder, &solved);
     let seconds = (cost - unsplit) / 1e12;
     let gap = if cost > bound { (cost - bound) / (bound - unsplit).max(1.0) } else { 0.0 };
-    tracing::debug!(components = components.len(), variables, seconds, gap, "shardings chosen");
     Ok(Solution { assignment, seconds, gap, components: components.len(), variables })
 }
 
