@@ -279,13 +279,27 @@ fn is_wasteful(n: usize, tp: usize) -> bool {
     n.div_ceil(tp) * tp * 10 > n * 11
 }
 
-/// The two parts of each cut of tp, by increasing size of the major part.
+/// Cuts of tp that are tried: all of them up to tp 239. Beyond, a tp with many divisors would have more ways to run an
+/// instruction than can be searched.
+const CUTS: usize = 16;
+
+/// The two parts of each cut of tp, by increasing size of the major part. Of more than [`CUTS`], those with the smallest major and
+/// those with the smallest minor parts.
 pub fn cuts(mesh: &Mesh) -> Vec<(AxisRef, AxisRef)> {
+    let tp = mesh.tp;
+    let small = (2..=tp).take_while(|p| p.saturating_mul(*p) <= tp).filter(|p| tp.is_multiple_of(*p));
+    let mut majors: Vec<u32> = small.flat_map(|p| [p, tp / p]).collect();
+    majors.sort_unstable();
+    majors.dedup();
+    if majors.len() > CUTS {
+        let end = majors.len() - CUTS / 2;
+        majors.drain(CUTS / 2..end);
+    }
     let parts = |p: u32| {
         let major = mesh.part(Axis::Tp, 1, p)?;
-        Some((major, mesh.part(Axis::Tp, p, mesh.tp / p)?))
+        Some((major, mesh.part(Axis::Tp, p, tp / p)?))
     };
-    (2..mesh.tp).filter(|p| mesh.tp.is_multiple_of(*p)).filter_map(parts).collect()
+    majors.into_iter().filter_map(parts).collect()
 }
 
 /// The ways an op that is linear can take partials: which operands, over which axes, and what the results then are.
