@@ -184,6 +184,11 @@ pub fn run_passes(
                 assign_shardings::assign_shardings(&module, &assignment, &module.mesh, &cluster)?
             }
             Pass::Partition => {
+                let mut entries = module.entries.iter().map(|e| &module.funcs[e.func]);
+                if !entries.all(|f| f.values.values().all(|v| v.sharding.is_some())) {
+                    return Err(Diagnostic::usage("partition needs a module whose values have shardings")
+                        .help("run outline,assign_shardings,partition on a graph"));
+                }
                 let local = partition::partition(&module)?;
                 sharded = Some(module);
                 local
