@@ -204,7 +204,11 @@ fn in_place(local: &Module, id: FuncId, func: &Func) -> Vec<(usize, usize)> {
             main.insts.iter().filter(|i| i.op == Op::Call(id)).all(|call| {
                 let arg = main.args.iter().position(|&v| v == call.args[a]);
                 let result = main.results.iter().position(|&v| v == call.results[r]);
-                matches!((arg, result), (Some(a), Some(r)) if entry.aliases.contains(&(a, r)))
+                // The old value is overwritten: nothing else may need it.
+                let old = call.args[a];
+                let reads = main.insts.iter().flat_map(|i| &i.args).filter(|&&v| v == old).count();
+                let kept = reads > 1 || main.results.contains(&old);
+                !kept && matches!((arg, result), (Some(a), Some(r)) if entry.aliases.contains(&(a, r)))
             })
         })
     };
