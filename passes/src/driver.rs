@@ -177,6 +177,11 @@ pub fn run_passes(
     let cluster = Cluster::a100();
     let mut sharded = None;
     for &pass in passes {
+        let is_local = module.funcs.values().any(|f| f.values.values().any(|v| v.claim.is_some()));
+        if is_local && pass != Pass::RewriteCollectives {
+            return Err(Diagnostic::usage(format!("`{}` cannot run on a local module", pass.name()))
+                .help("outline,assign_shardings,partition run on a graph, in this order"));
+        }
         module = match pass {
             Pass::Outline => outline::outline(&module, module.mesh.pp as usize)?,
             Pass::AssignShardings => {
