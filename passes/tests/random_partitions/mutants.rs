@@ -1,8 +1,8 @@
 //! The checker is right: whatever it accepts runs as claimed. Local functions are changed at random, up to three changes at once
 //! (an op and the claims around it), and every changed module that the checker accepts is run against the reference.
 
-use crate::oracle::check_claims;
 use super::rng::Rng;
+use crate::oracle::check_claims;
 use pcc_ir::eval::Tensor;
 use pcc_ir::mesh::AxisRef;
 use pcc_ir::ops::{BinaryKind, Collective, Op, UnaryKind};
