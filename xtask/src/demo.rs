@@ -40,18 +40,24 @@ struct Subject {
     file: PathBuf,
     /// Whether text can be turned into its tokens and back.
     has_tokenizer: bool,
+    /// The rows to compile for: a model.json fixes them.
+    batch: &'static str,
 }
 
 impl Subject {
     fn choose(project: &Project, cache: &Path) -> Result<Self> {
         match model::fetch(cache)? {
-            Fetched::Model(file) => Ok(Subject { file, has_tokenizer: true }),
+            Fetched::Model(file) => Ok(Subject { file, has_tokenizer: true, batch: "1" }),
             Fetched::Offline => {
                 println!(
                     "There seems to be no network. The demo goes on with examples/transformer.json, a small \
                      transformer whose weights are drawn from a seed."
                 );
-                Ok(Subject { file: project.root.join("examples/transformer.json"), has_tokenizer: false })
+                Ok(Subject {
+                    file: project.root.join("examples/transformer.json"),
+                    has_tokenizer: false,
+                    batch: "2",
+                })
             }
         }
     }
@@ -100,7 +106,7 @@ impl Demo {
         self.pcc("compile")
             .args([&self.model.file])
             .args(mesh)
-            .args(["--batch", "1", "-o"])
+            .args(["--batch", self.model.batch, "--micro-batches", "1", "-o"])
             .args([artifact])
             .run()
     }
