@@ -10,7 +10,7 @@ use crate::tensor::HostTensor;
 use crate::trace::Event;
 use crate::{distribute, validate};
 use pcc_ir::Diagnostic;
-use pcc_ir::program::{EntryProgram, IoSpec, Program};
+use pcc_ir::program::{EntryProgram, IoSpec, Program, Task};
 use pcc_ir::source::ReadParams;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -100,6 +100,7 @@ impl Session {
                 .help(format!("give {} rows, or compile with --batch {rows}", batch.batch)));
         }
         let seq = distribute::write_inputs(machine, index, inputs, rows)?;
+        refuse_short_reduction(&machine.program, index, seq)?;
         let has_rows = |&m: &usize| (0..batch.replicas).any(|r| !batch.cell(rows, r, m).is_empty());
         let micro_batches = (0..batch.micro_batches).filter(has_rows).collect();
         self.executor.run(Run { entry: index, micro_batches })?;
@@ -121,6 +122,23 @@ impl Session {
         let mut events = self.executor.take_events();
         events.sort_by_key(|e| (e.start, e.device));
         events
+    }
+}
+
+/// Positions past a shorter sequence are zeros. Language models and encoders mask them; what another graph reduces over the
+/// sequence would count them.
+fn refuse_short_reduction(program: &Program, entry: usize, seq: Option<usize>) -> Result<(), Diagnostic> {
+    let io = &program.entries[entry];
+    let capacity = io.inputs.iter().find_map(|i| i.seq_dim.map(|d| i.ty.shape[d]));
+    let (Some(given), Some(capacity)) = (seq, capacity) else { return Ok(()) };
+    let reduced = io.outputs.iter().find(|o| o.seq_dim.is_none());
+    match reduced {
+        Some(output) if program.model.task == Task::Graph && given < capacity => {
+            Err(Diagnostic::input(format!("{given} positions were given"))
+                .why(format!("output `{}` is over the whole sequence, of the {capacity} compiled for", output.name))
+                .help(format!("give {capacity} positions, or compile the model for {given}")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! model.json files whose graph is wrong: the message names the place in the file.
 
-use super::{example, fails, folder, succeeds};
+use super::{example, fails, folder, npz, succeeds};
 use serde_json::{Value, json};
 
 fn mlp() -> Value {
@@ -112,4 +112,41 @@ fn exploding_calls() {
     let place = folder();
     std::fs::write(place.path().join("model.json"), model.to_string()).unwrap();
     fails(place.path(), &["compile", "model.json", "--batch", "8"], 1, &["too far"]);
+}
+
+/// A graph of one op over a batch of 2 rows of 8 positions.
+fn one_op(op: Value, result: &str, dtype: &str) -> Value {
+    json!({
+        "pcc": 1,
+        "params": [],
+        "name": "one",
+        "functions": [{
+            "name": "main",
+            "args": [{"name": "x", "type": format!("{dtype}[2,8]"), "labels": ["batch", "seq"]}],
+            "results": ["y"],
+            "body": [{"op": op, "in": ["x"], "out": ["y"]}],
+        }],
+        "entries": [{"name": "forward", "function": "main", "args": [{"input": "x"}], "results": [result]}],
+    })
+}
+
+/// Positions past a shorter sequence are zeros, which a sum over the sequence of exponentials would count.
+#[test]
+fn a_reduction_over_the_sequence_takes_all_of_it() {
+    let place = folder();
+    let model = one_op(json!({"reduce": {"kind": "sum", "dims": [1]}}), "y", "f32");
+    std::fs::write(place.path().join("model.json"), model.to_string()).unwrap();
+    succeeds(place.path(), &["compile", "model.json", "-o", "m.pcc"]);
+    npz::write_f32(&place.path().join("short.npz"), "x", &[2, 3], vec![1.0; 6]);
+    npz::write_f32(&place.path().join("whole.npz"), "x", &[2, 8], vec![1.0; 16]);
+    fails(place.path(), &["run", "m.pcc", "--input", "short.npz"], 1, &["3 positions", "whole sequence"]);
+    succeeds(place.path(), &["run", "m.pcc", "--input", "whole.npz"]);
+}
+
+/// Kernels compute in f32 and i32; a wider result would be wrong without a word.
+#[test]
+fn wide_arithmetic_is_refused() {
+    let place = folder();
+    std::fs::write(place.path().join("model.json"), one_op(json!("exp"), "y", "f64").to_string()).unwrap();
+    fails(place.path(), &["compile", "model.json"], 1, &["f64 arithmetic", "f32"]);
 }

@@ -10,7 +10,7 @@ use super::kernel_build::{Built, KernelBuilder, KernelTable};
 use super::materialise;
 use pcc_ir::ops::{Literal, Op};
 use pcc_ir::program::{ConstantData, FuncProgram, Instr, InstrKind, Launch, Loc, Note};
-use pcc_ir::{Diagnostic, Func, Inst, InstId, Mesh, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Func, Inst, InstId, Mesh, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// A strided view of a buffer, in elements.
@@ -63,6 +63,7 @@ pub(super) fn lower_func(
     kernels: &mut KernelTable,
 ) -> Result<(FuncProgram, Vec<ConstantData>), Diagnostic> {
     let plan = materialise::plan(func);
+    refuse_wide(func, &plan.dead)?;
     let mut l = FuncLowering {
         func,
         mesh,
@@ -85,6 +86,20 @@ pub(super) fn lower_func(
     }
     l.copy_results()?;
     Ok(l.finish())
+}
+
+/// Kernels compute floats in f32 and integers in i32: wider results would be wrong without a word.
+fn refuse_wide(func: &Func, dead: &HashSet<InstId>) -> Result<(), Diagnostic> {
+    for (_, inst) in func.insts.iter().enumerate().filter(|(at, _)| !dead.contains(at)) {
+        let wide = inst.results.iter().map(|&v| func.ty(v).dtype).find(|d| matches!(d, DType::F64 | DType::I64));
+        if let Some(dtype) = wide {
+            return Err(Diagnostic::input(format!("{dtype} arithmetic in `{}`", inst.op.name()))
+                .at(FuncLowering::what(inst))
+                .why("the CPU target computes floats in f32 and integers in i32")
+                .help("use f32 or i32 in the model"));
+        }
+    }
+    Ok(())
 }
 
 impl FuncLowering<'_> {

@@ -44,10 +44,10 @@ fn views(mesh: &Mesh) -> Vec<Vec<AxisRef>> {
         [Axis::Dp, Axis::Cp].into_iter().filter(|&a| mesh.size(a) > 1).map(|a| mesh.whole(a)).collect();
     let tp = mesh.tp;
     let mut cuts = vec![if tp > 1 { vec![mesh.whole(Axis::Tp)] } else { vec![] }];
-    for p in (2..tp).filter(|p| tp % p == 0) {
+    for p in (2..tp).filter(|p| tp.is_multiple_of(*p)) {
         let parts = [mesh.part(Axis::Tp, 1, p), mesh.part(Axis::Tp, p, tp / p)];
         cuts.push(parts.into_iter().flatten().collect());
-        for q in (2..tp / p).filter(|q| (tp / p) % q == 0) {
+        for q in (2..tp / p).filter(|q| (tp / p).is_multiple_of(*q)) {
             let parts =
                 [(1, p), (p, q), (p * q, tp / p / q)].map(|(pre, size)| mesh.part(Axis::Tp, pre, size));
             cuts.push(parts.into_iter().flatten().collect());

@@ -83,7 +83,8 @@ pub(crate) fn program(
 ) -> Program {
     Program {
         version: VERSION,
-        model: ModelInfo::default(),
+        // Lengths mask what is past a row's end, as in language models.
+        model: ModelInfo { task: Task::CausalLm, ..ModelInfo::default() },
         mesh,
         dtype: DType::F32,
         batch: BatchPlan { batch: 1, replicas: 1, micro_batches: 1 },
