@@ -135,7 +135,10 @@ fn refuse_short_reduction(program: &Program, entry: usize, seq: Option<usize>) -
     match reduced {
         Some(output) if program.model.task == Task::Graph && given < capacity => {
             Err(Diagnostic::input(format!("{given} positions were given"))
-                .why(format!("output `{}` is over the whole sequence, of the {capacity} compiled for", output.name))
+                .why(format!(
+                    "output `{}` is over the whole sequence, of the {capacity} compiled for",
+                    output.name
+                ))
                 .help(format!("give {capacity} positions, or compile the model for {given}")))
         }
         _ => Ok(()),

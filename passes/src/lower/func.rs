@@ -91,7 +91,8 @@ pub(super) fn lower_func(
 /// Kernels compute floats in f32 and integers in i32: wider results would be wrong without a word.
 fn refuse_wide(func: &Func, dead: &HashSet<InstId>) -> Result<(), Diagnostic> {
     for (_, inst) in func.insts.iter().enumerate().filter(|(at, _)| !dead.contains(at)) {
-        let wide = inst.results.iter().map(|&v| func.ty(v).dtype).find(|d| matches!(d, DType::F64 | DType::I64));
+        let wide =
+            inst.results.iter().map(|&v| func.ty(v).dtype).find(|d| matches!(d, DType::F64 | DType::I64));
         if let Some(dtype) = wide {
             return Err(Diagnostic::input(format!("{dtype} arithmetic in `{}`", inst.op.name()))
                 .at(FuncLowering::what(inst))
