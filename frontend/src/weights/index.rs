@@ -25,7 +25,11 @@ struct Document {
 
 /// Reads an index and finds its shards, which must all lie in the index's folder and exist.
 pub(super) fn read_index(path: &Path) -> Result<Index, Diagnostic> {
-    let length = fs::metadata(path).map_err(|e| bad_file(path, e.to_string()))?.len();
+    let found = fs::metadata(path).map_err(|e| bad_file(path, e.to_string()))?;
+    if !found.is_file() {
+        return Err(bad_file(path, "it is not a regular file"));
+    }
+    let length = found.len();
     if length > MAX_INDEX {
         return Err(bad_file(path, format!("an index of {length} bytes is beyond the limit of {MAX_INDEX}")));
     }

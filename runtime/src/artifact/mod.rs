@@ -244,6 +244,7 @@ impl Drop for Temporary {
 }
 
 fn digest(path: &Path) -> io::Result<String> {
+    regular(path)?;
     let (mut file, mut hash, mut buffer) = (File::open(path)?, Sha256::new(), vec![0; 1 << 16]);
     loop {
         match file.read(&mut buffer)? {
@@ -251,6 +252,12 @@ fn digest(path: &Path) -> io::Result<String> {
             n => hash.update(&buffer[..n]),
         }
     }
+}
+
+/// The size of a regular file. Anything else is refused before it is opened: a pipe can block for ever, a device never end.
+fn regular(path: &Path) -> io::Result<u64> {
+    let found = fs::metadata(path)?;
+    if found.is_file() { Ok(found.len()) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
 fn digest_of(bytes: &[u8]) -> String {
@@ -269,7 +276,7 @@ fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Diagnostic> {
-    let size = fs::metadata(path).map_err(|e| unreadable(path, &e))?.len();
+    let size = regular(path).map_err(|e| unreadable(path, &e))?;
     if size > LARGEST_PROGRAM {
         return Err(Diagnostic::input("a file of the artifact is too large")
             .at(path.display().to_string())

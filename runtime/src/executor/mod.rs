@@ -100,6 +100,9 @@ impl Worker {
     }
 }
 
+/// Most threads of a pool: where the system runs out of them, some start and cannot even report it.
+const MAX_WORKERS: usize = 4096;
+
 /// The pool.
 pub(crate) struct Executor {
     shared: Arc<Shared>,
@@ -110,6 +113,11 @@ impl Executor {
     pub(crate) fn new(machine: Machine, settings: Settings) -> Result<Self, Diagnostic> {
         let cores = affinity::allowed_cores();
         let workers = if settings.workers == 0 { cores.len().max(1) } else { settings.workers };
+        if workers > MAX_WORKERS {
+            return Err(Diagnostic::usage(format!("{workers} workers"))
+                .why(format!("the most is {MAX_WORKERS}"))
+                .help("leave --workers out: one a core is the fastest"));
+        }
         // With more workers than cores an idle one that spins keeps a busy one from its core.
         let spins = if workers <= cores.len() { SPINS } else { 0 };
         let (stages, stage_devices) = (machine.layout.stages.len(), machine.layout.stage_devices());
