@@ -25,15 +25,40 @@ pub fn cannot_write(path: &Path, e: &io::Error) -> Diagnostic {
     Diagnostic::run("cannot write the output").at(path.display().to_string()).why(e.to_string())
 }
 
-/// Lets `fill` write a file beside `path`, then gives it that name.
+/// Refuses early what [`write_aside`] would refuse after all the work: a name that is none, a folder that is not there.
+pub fn check_place(path: &Path) -> Result<(), Diagnostic> {
+    sibling(path, "part").map(drop)
+}
+
+/// Lets `fill` write a file beside `path`, then gives it that name. A device or a pipe keeps its place and is written to.
 pub fn write_aside(path: &Path, fill: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Diagnostic> {
+    if std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+        return write_through(path, fill).map_err(|e| cannot_write(path, &e));
+    }
     let aside = Unfinished::new(sibling(path, "part")?);
     fill(aside.path()).and_then(|()| std::fs::rename(aside.path(), path)).map_err(|e| cannot_write(path, &e))
+}
+
+/// Writes to what is no file: renaming over `/dev/null` would take the device away from everyone else.
+fn write_through(path: &Path, fill: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let aside = std::env::temp_dir().join(format!(".pcc.{}.part", std::process::id()));
+    let aside = Unfinished::new(aside);
+    fill(aside.path())?;
+    let mut to = std::fs::OpenOptions::new().write(true).open(path)?;
+    io::copy(&mut std::fs::File::open(aside.path())?, &mut to).map(drop)
 }
 
 /// Writes a file.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Diagnostic> {
     write_aside(path, |aside| std::fs::write(aside, bytes))
+}
+
+/// The text of a regular file: opening a pipe that no one writes to would wait for ever, and some devices never end.
+fn read_regular(path: &Path) -> io::Result<String> {
+    if std::fs::metadata(path)?.is_file() {
+        return std::fs::read_to_string(path);
+    }
+    Err(io::Error::other("it is not a regular file"))
 }
 
 /// The report of an artifact.
@@ -42,7 +67,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Diagnostic> {
 /// There is no artifact, or its report is damaged.
 pub fn read_report(artifact: &Path) -> Result<Report, Diagnostic> {
     let path = artifact.join("report.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| {
+    let text = read_regular(&path).map_err(|e| {
         Diagnostic::input("this is no artifact, or it is damaged")
             .at(path.display().to_string())
             .why(e.to_string())

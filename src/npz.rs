@@ -22,6 +22,10 @@ pub fn read(path: &Path) -> Result<BTreeMap<String, HostTensor>, Diagnostic> {
     let file = path.display().to_string();
     let damaged =
         |e: std::io::Error| Diagnostic::input("cannot read the .npz file").at(&file).why(e.to_string());
+    // A pipe cannot be read from its end, where the list of arrays is; and opening one can block for ever.
+    if !std::fs::metadata(path).map_err(damaged)?.is_file() {
+        return Err(damaged(std::io::Error::other("it is not a regular file")));
+    }
     let mut archive = NpzArchive::open(path).map_err(damaged)?;
     let names: Vec<String> = archive.array_names().map(str::to_owned).collect();
     let mut out = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! Opening an artifact for execution: program, kernels, weights.
 
-use crate::progress;
+use crate::{artifact_output, progress};
 use pcc_frontend::weights::Checkpoint;
 use pcc_ir::Diagnostic;
 use pcc_runtime::{Artifact, Event, NoWeights, Options, ReadParams, Session};
@@ -26,6 +26,7 @@ pub struct Args {
 /// # Errors
 /// The artifact is damaged or for another machine, the weights are missing or of another model, or memory is short.
 pub fn session(artifact: &Path, args: &Args, quiet: bool) -> Result<Session, Diagnostic> {
+    args.trace.as_deref().map(artifact_output::check_place).transpose()?;
     let artifact = Artifact::load(artifact)?;
     let checkpoint = checkpoint(&artifact, args.weights.as_deref())?;
     let weights: &dyn ReadParams = match &checkpoint {
@@ -75,10 +76,7 @@ pub fn write_trace(session: &mut Session, args: &Args) -> Result<(), Diagnostic>
     let events = session.take_events();
     let program = session.program();
     let rows: Vec<serde_json::Value> = events.iter().map(|e| trace_row(program, e)).collect();
-    crate::artifact_output::write_file(
-        path,
-        serde_json::json!({ "traceEvents": rows }).to_string().as_bytes(),
-    )
+    artifact_output::write_file(path, serde_json::json!({ "traceEvents": rows }).to_string().as_bytes())
 }
 
 fn trace_row(program: &pcc_ir::program::Program, e: &Event) -> serde_json::Value {

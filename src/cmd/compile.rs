@@ -11,6 +11,7 @@ use pcc_passes::driver::{self, Compiled, Options};
 use pcc_passes::plan::Plan;
 use pcc_passes::report::Report;
 use pcc_runtime::{Artifact, Contents, Levels};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -208,8 +209,13 @@ fn absolute(path: &Path) -> Result<String, Diagnostic> {
     Ok(full.display().to_string())
 }
 
+/// Most bytes of a plan that are read, so that a device without an end does not fill the memory.
+const MAX_PLAN: u64 = 1 << 28;
+
 fn read_plan(path: &Path) -> Result<Plan, Diagnostic> {
-    let text = std::fs::read_to_string(path).map_err(|e| {
+    let mut text = String::new();
+    let read = std::fs::File::open(path).and_then(|f| f.take(MAX_PLAN).read_to_string(&mut text));
+    read.map_err(|e| {
         Diagnostic::input("cannot read the plan").at(path.display().to_string()).why(e.to_string())
     })?;
     Plan::from_json(&text).map_err(|d| if d.place.is_none() { d.at(path.display().to_string()) } else { d })

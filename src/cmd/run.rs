@@ -1,7 +1,7 @@
 //! `pcc run ARTIFACT`.
 
 use super::{print_json, print_text};
-use crate::{npz, open};
+use crate::{artifact_output, npz, open};
 use pcc_ir::Diagnostic;
 use pcc_ir::program::{EntryProgram, IoSpec, Program};
 use pcc_runtime::{HostData, HostTensor};
@@ -52,6 +52,10 @@ struct Seconds {
 
 pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let start = Instant::now();
+    if args.steps == 0 {
+        return Err(Diagnostic::usage("--steps 0 runs nothing").help("use 1 or more"));
+    }
+    args.output.as_deref().map(artifact_output::check_place).transpose()?;
     let given = npz::read(&args.input)?;
     let mut session = open::session(&args.artifact, &args.open, args.json)?;
     let load = start.elapsed().as_secs_f64();
@@ -59,7 +63,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let prepared = prepare(&entry, given)?;
     let mut steps = Vec::new();
     let mut outputs = BTreeMap::new();
-    for _ in 0..args.steps.max(1) {
+    for _ in 0..args.steps {
         let start = Instant::now();
         outputs = session.run(&entry.name, &prepared.inputs, prepared.rows)?;
         steps.push(start.elapsed().as_secs_f64());
@@ -160,8 +164,8 @@ fn lengths_of(t: &HostTensor, rows: usize, seq: usize) -> Result<Vec<usize>, Dia
         HostData::I64(v) => v.clone(),
         _ => return Err(Diagnostic::input("`lengths` must be i32 or i64")),
     };
-    if values.len() != rows {
-        return Err(Diagnostic::input(format!("`lengths` has {} entries for {rows} rows", values.len())));
+    if t.shape != [rows] {
+        return Err(Diagnostic::input(format!("`lengths` has shape {:?}, not [{rows}]: one a row", t.shape)));
     }
     values
         .iter()

@@ -2,6 +2,7 @@
 //! when something is wrong; what DESIGN calls "what scripts rely on" when not.
 
 mod artifacts;
+mod broken;
 mod commands;
 mod descriptions;
 mod graphs;
