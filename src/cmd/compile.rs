@@ -28,6 +28,21 @@ pub struct Args {
     /// Replicas that share the batch
     #[arg(long, default_value_t = 1)]
     dp: u32,
+    /// Expert parallelism; 1 for the dense models that this version compiles
+    #[arg(long, default_value_t = 1)]
+    ep: u32,
+    /// Context parallelism; 1 in this version
+    #[arg(long, default_value_t = 1)]
+    cp: u32,
+    /// What to compile for; this version takes `infer`
+    #[arg(long, default_value = "infer")]
+    mode: String,
+    /// Element type of computation; this version takes `f32`
+    #[arg(long, default_value = "f32")]
+    dtype: String,
+    /// Machine to generate code for; this version takes `cpu`
+    #[arg(long, default_value = "cpu")]
+    target: String,
     /// Sequence parallelism: split activations between layers over tp as well
     #[arg(long)]
     sp: bool,
@@ -74,6 +89,7 @@ const MAX_DEVICES: u64 = 1 << 20;
 
 pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let start = Instant::now();
+    check_scope(args)?;
     let mesh = mesh(args)?;
     // Generating code starts with seconds of initialisation in another process: overlap it with everything else.
     let client = args.emit.is_none().then(CodegenClient::spawn);
@@ -129,6 +145,20 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
         }
     }
     if args.json { print_json(&report) } else { print_text(&summary_text(&report, &output)) }
+}
+
+/// Refuses by name what scripts may ask for and this version cannot do.
+fn check_scope(args: &Args) -> Result<(), Diagnostic> {
+    let only = |flag: &str, given: &str, takes: &str| match given == takes {
+        true => Ok(()),
+        false => Err(Diagnostic::usage(format!("--{flag} {given} is beyond this version"))
+            .help(format!("it takes --{flag} {takes}"))),
+    };
+    only("ep", &args.ep.to_string(), "1")?;
+    only("cp", &args.cp.to_string(), "1")?;
+    only("mode", &args.mode, "infer")?;
+    only("dtype", &args.dtype, "f32")?;
+    only("target", &args.target, "cpu")
 }
 
 fn mesh(args: &Args) -> Result<Mesh, Diagnostic> {
@@ -230,8 +260,8 @@ fn write_artifact(
 ) -> Result<Report, Diagnostic> {
     let codegen = Instant::now();
     let folder = artifact_output::sibling(output, "objects")?;
-    let folder = interrupt::Unfinished::new(folder);
-    std::fs::create_dir(folder.path()).map_err(|e| artifact_output::cannot_write(folder.path(), &e))?;
+    let created = interrupt::Unfinished::folder(folder.clone());
+    let folder = created.map_err(|e| artifact_output::cannot_write(&folder, &e))?;
     let object = folder.path().join("kernels.x86.so");
     let kernels: Vec<_> = c.program.kernels.values().cloned().collect();
     let built = client.build(&kernels, &object)?;
@@ -258,8 +288,9 @@ fn write_artifact(
         levels: Some(&levels),
     };
     let mut aside = None;
-    Artifact::write_watched(output, &contents, &mut |path| {
-        aside = Some(interrupt::Unfinished::new(path.to_owned()))
+    Artifact::write_created(output, &contents, &mut |path| {
+        aside = Some(interrupt::Unfinished::folder(path.to_owned())?);
+        Ok(())
     })?;
     Ok(report)
 }

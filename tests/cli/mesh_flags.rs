@@ -73,3 +73,17 @@ fn command_lines_that_are_none() {
     fails(place.path(), &["compile", "x.json", "--emit", "cake"], 2, &["cake"]);
     fails(place.path(), &["compile", "x.json", "--print-after", "lunch"], 2, &["lunch", "partition"]);
 }
+
+/// What later versions will do is refused by name; its one present value is taken.
+#[test]
+fn beyond_this_version() {
+    for (flag, value) in
+        [("--ep", "2"), ("--cp", "4"), ("--mode", "train"), ("--dtype", "bf16"), ("--target", "sm_90")]
+    {
+        refused(&[flag, value], 2, &[flag, value, "beyond this version"]);
+    }
+    let place = folder();
+    let model = models::write(place.path(), "llama", &models::llama());
+    let defaults = ["--ep", "1", "--cp", "1", "--mode", "infer", "--dtype", "f32", "--target", "cpu"];
+    succeeds(place.path(), &[&["compile", &model, "--seq", "16"][..], &defaults].concat());
+}
