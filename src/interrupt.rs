@@ -4,6 +4,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Duration;
 
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
@@ -12,9 +13,9 @@ pub fn install() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
-            for path in unfinished().drain(..) {
-                remove(&path);
-            }
+            // Held to the end: nothing new is begun, and what fails for want of its folder does not end the process first.
+            let paths = unfinished();
+            remove_all(&paths);
             std::process::exit(128 + signal);
         }
     });
@@ -22,6 +23,21 @@ pub fn install() {
 
 fn unfinished() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
     UNFINISHED.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// How often, and how long apart, to look again: the rest of the process still runs and may create a file in a folder while it
+/// is being removed.
+const ROUNDS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(2);
+
+fn remove_all(paths: &[PathBuf]) {
+    for _ in 0..ROUNDS {
+        paths.iter().for_each(|path| remove(path));
+        std::thread::sleep(PAUSE);
+        if !paths.iter().any(|path| path.exists()) {
+            return;
+        }
+    }
 }
 
 fn remove(path: &Path) {
@@ -35,6 +51,14 @@ impl Unfinished {
     pub fn new(path: PathBuf) -> Self {
         unfinished().push(path.clone());
         Self(path)
+    }
+
+    /// Creates a folder. A signal comes before that or finds it: never in between, when it would be left behind.
+    pub fn folder(path: PathBuf) -> std::io::Result<Self> {
+        let mut known = unfinished();
+        std::fs::create_dir(&path)?;
+        known.push(path.clone());
+        Ok(Self(path))
     }
 
     pub fn path(&self) -> &Path {

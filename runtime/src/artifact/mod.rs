@@ -126,24 +126,24 @@ impl Artifact {
     /// # Errors
     /// `dir` is something else than an artifact, or writing fails (disk full).
     pub fn write(dir: &Path, contents: &Contents<'_>) -> Result<(), Diagnostic> {
-        Self::write_watched(dir, contents, &mut |_| ())
+        Self::write_created(dir, contents, &mut |path| fs::create_dir(path))
     }
 
-    /// As [`Artifact::write`]; tells `watch` the temporary directory before it exists, so that a program that is ended by a signal
-    /// can remove it.
+    /// As [`Artifact::write`]; `create` makes the temporary directory, so that a program that is ended by a signal can know at every
+    /// moment whether there is one to remove.
     ///
     /// # Errors
     /// As [`Artifact::write`].
-    pub fn write_watched(
+    pub fn write_created(
         dir: &Path,
         contents: &Contents<'_>,
-        watch: &mut dyn FnMut(&Path),
+        create: &mut dyn FnMut(&Path) -> io::Result<()>,
     ) -> Result<(), Diagnostic> {
         let failed = |e: io::Error| {
             Diagnostic::run("the artifact cannot be written").at(dir.display().to_string()).why(e.to_string())
         };
         let dir = &target(dir)?;
-        let temporary = Temporary::beside(dir, watch).map_err(failed)?;
+        let temporary = Temporary::beside(dir, create).map_err(failed)?;
         write_files(&temporary.0, contents).map_err(failed)?;
         temporary.move_to(dir).map_err(failed)
     }
@@ -207,13 +207,12 @@ fn target(dir: &Path) -> Result<PathBuf, Diagnostic> {
 struct Temporary(PathBuf);
 
 impl Temporary {
-    fn beside(dir: &Path, watch: &mut dyn FnMut(&Path)) -> io::Result<Self> {
+    fn beside(dir: &Path, create: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = dir.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()));
-        watch(&path);
-        fs::create_dir(&path)?;
+        create(&path)?;
         Ok(Self(path))
     }
 
