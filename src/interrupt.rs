@@ -61,6 +61,11 @@ impl Unfinished {
         Ok(Self(path))
     }
 
+    /// Creates a folder for scratch files, named after what it is for and this process.
+    pub fn scratch(what: &str) -> std::io::Result<Self> {
+        Self::folder(std::env::temp_dir().join(format!("pcc-{what}-{}", std::process::id())))
+    }
+
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -75,12 +75,9 @@ fn memory() -> Finding {
 
 /// Builds an object of no kernels: the helper starts, LLVM initialises, the linker runs.
 fn codegen() -> Finding {
-    let folder = std::env::temp_dir().join(format!("pcc-doctor-{}", std::process::id()));
-    let folder = crate::interrupt::Unfinished::new(folder);
-    let built = std::fs::create_dir_all(folder.path())
-        .map_err(|e| crate::artifact_output::cannot_write(folder.path(), &e))
-        .and_then(|()| CodegenClient::spawn())
-        .and_then(|c| c.build(&[], &folder.path().join("empty.so")));
+    let built = crate::interrupt::Unfinished::scratch("doctor")
+        .map_err(|e| crate::artifact_output::cannot_write(&std::env::temp_dir(), &e))
+        .and_then(|folder| CodegenClient::spawn()?.build(&[], &folder.path().join("empty.so")));
     match built {
         Ok(b) => Finding {
             what: "codegen",

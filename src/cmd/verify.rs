@@ -163,7 +163,7 @@ fn compile_twin(
     if program.kernels.is_empty() {
         return Ok((compiled.graph, program, Box::new(pcc_runtime::Interpreter::new([]))));
     }
-    let folder = tempfile::tempdir().map_err(|e| {
+    let folder = crate::interrupt::Unfinished::scratch("twin").map_err(|e| {
         Diagnostic::run("no temporary folder can be made for the twin's kernels").why(e.to_string())
     })?;
     let object = folder.path().join("kernels.x86.so");

@@ -1,13 +1,13 @@
 //! Ctrl-C, a full disk, and a code generator that fails: nothing half-written stays.
 
-use super::{check_failure, command, everything, fails, finish, folder, models, npz};
+use super::{check_failure, command, everything, fails, finish, folder, models, npz, succeeds};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 /// Sends a signal to a running command after a while; gives its exit code, or `None` when it was done before.
-fn signalled(folder: &Path, args: &[&str], signal: &str, after: Duration) -> Option<i32> {
-    let mut child = command(folder, args).spawn().unwrap();
+fn signalled(mut command: Command, signal: &str, after: Duration) -> Option<i32> {
+    let mut child = command.spawn().unwrap();
     std::thread::sleep(after);
     if child.try_wait().unwrap().is_some() {
         return None;
@@ -34,7 +34,7 @@ fn an_interrupted_compile_leaves_nothing() {
     for (i, ms) in [20, 40, 60, 80, 120, 200, 300, 450].into_iter().enumerate() {
         let args = ["compile", &model, "--tp", "8", "--pp", "4", "--seq", "512", "-o", "out.pcc"];
         let (signal, code) = [("-INT", 130), ("-TERM", 143)][i % 2];
-        match signalled(place.path(), &args, signal, Duration::from_millis(ms)) {
+        match signalled(command(place.path(), &args), signal, Duration::from_millis(ms)) {
             // Done before the signal came.
             None | Some(0) => {}
             Some(exit) => {
@@ -49,6 +49,29 @@ fn an_interrupted_compile_leaves_nothing() {
         let _ = std::fs::remove_dir_all(place.path().join("out.pcc"));
     }
     assert!(stopped > 0, "every compile was faster than its signal");
+}
+
+/// The twin's kernels are generated in a folder of their own.
+#[test]
+fn an_interrupted_numeric_check_leaves_nothing() {
+    let place = folder();
+    let mut config = models::llama();
+    config["num_hidden_layers"] = 40.into();
+    config["vocab_size"] = 3_000_011.into();
+    let model = models::write(place.path(), "llama", &config);
+    succeeds(place.path(), &["compile", &model, "--tp", "2", "-o", "large.pcc"]);
+    let scratch = place.path().join("scratch");
+    std::fs::create_dir(&scratch).unwrap();
+    let mut stopped = 0;
+    for (i, ms) in [10, 20, 40, 60, 80, 120, 160].into_iter().enumerate() {
+        let mut check = command(place.path(), &["verify", "large.pcc", "--numeric"]);
+        // Without a cache the kernels are generated each time, which takes longest.
+        check.env("TMPDIR", &scratch).env("PCC_CACHE", place.path().join(format!("cache{i}")));
+        let code = signalled(check, "-INT", Duration::from_millis(ms));
+        stopped += usize::from(code == Some(130));
+        assert!(everything(&scratch).is_empty(), "after {ms} ms: {:?}", everything(&scratch));
+    }
+    assert!(stopped > 0, "every check was faster than its signal");
 }
 
 #[test]
@@ -69,7 +92,7 @@ fn an_interrupted_run_leaves_nothing() {
         "trace.json",
     ];
     let before = everything(place.path());
-    let code = signalled(place.path(), &args, "-INT", Duration::from_millis(700));
+    let code = signalled(command(place.path(), &args), "-INT", Duration::from_millis(700));
     assert_eq!(code, Some(130));
     assert_eq!(everything(place.path()), before);
 }
