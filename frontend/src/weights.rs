@@ -10,6 +10,7 @@ mod element;
 pub mod gguf;
 mod index;
 mod mapping;
+mod quantised;
 mod read;
 mod safetensors;
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod tests;
 pub use checkpoint::{Checkpoint, TensorInfo, list_names};
 pub use element::ElementType;
 pub use gguf::{GgufMeta, GgufValue};
+pub use quantised::Quantised;
 
 use pcc_ir::Diagnostic;
 use std::path::Path;

@@ -187,9 +187,9 @@ impl Checkpoint {
         }
         if let ElementType::Other { name, .. } = &tensor.element {
             let what = format!("the tensor's element type {name} is not supported");
-            return Err(place(
-                Diagnostic::input(what).help("supported: F32, F16, BF16, and in GGUF Q8_0, Q4_0, Q4_1"),
-            ));
+            return Err(place(Diagnostic::input(what).help(
+                "supported: F32, F16, BF16, and in GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, Q8_K",
+            )));
         }
         view.check()?;
         if check_slice(&view.shape(), slice)? != out.len() {

@@ -13,7 +13,7 @@ pub(crate) mod written;
 
 pub use meta::{GgufMeta, GgufValue};
 
-use super::{ElementType, Stored, bad_file};
+use super::{ElementType, Quantised, Stored, bad_file};
 use cursor::Cursor;
 use pcc_ir::Diagnostic;
 use pcc_ir::source::element_count;
@@ -167,18 +167,18 @@ fn element_type(number: u32) -> ElementType {
     match number {
         0 => ElementType::F32,
         1 => ElementType::F16,
-        2 => ElementType::Q4_0,
-        3 => ElementType::Q4_1,
-        6 => other("Q5_0", 32, 22),
-        7 => other("Q5_1", 32, 24),
-        8 => ElementType::Q8_0,
+        2 => ElementType::Quantised(Quantised::Q4_0),
+        3 => ElementType::Quantised(Quantised::Q4_1),
+        6 => ElementType::Quantised(Quantised::Q5_0),
+        7 => ElementType::Quantised(Quantised::Q5_1),
+        8 => ElementType::Quantised(Quantised::Q8_0),
         9 => other("Q8_1", 32, 36),
-        10 => other("Q2_K", 256, 84),
-        11 => other("Q3_K", 256, 110),
-        12 => other("Q4_K", 256, 144),
-        13 => other("Q5_K", 256, 176),
-        14 => other("Q6_K", 256, 210),
-        15 => other("Q8_K", 256, 292),
+        10 => ElementType::Quantised(Quantised::Q2_K),
+        11 => ElementType::Quantised(Quantised::Q3_K),
+        12 => ElementType::Quantised(Quantised::Q4_K),
+        13 => ElementType::Quantised(Quantised::Q5_K),
+        14 => ElementType::Quantised(Quantised::Q6_K),
+        15 => ElementType::Quantised(Quantised::Q8_K),
         16 => other("IQ2_XXS", 256, 66),
         17 => other("IQ2_XS", 256, 74),
         18 => other("IQ3_XXS", 256, 98),

@@ -3,8 +3,8 @@
 use super::open;
 use crate::weights::gguf::names;
 use crate::weights::gguf::written::{GgufFile, f32_bytes};
-use crate::weights::{Checkpoint, GgufValue};
-use pcc_ir::source::{ParamSource, ReadParams};
+use crate::weights::{Checkpoint, ElementType, GgufValue, Quantised};
+use pcc_ir::source::{ParamSource, ReadParams, TensorView};
 
 /// Two heads of 4 rows over 3 inputs; the stored row r holds 10 r, 10 r + 1, 10 r + 2.
 fn rows() -> Vec<u8> {
@@ -174,7 +174,7 @@ fn version_two_and_another_alignment() {
 #[test]
 fn types_not_decoded_matter_only_when_used() {
     let file = GgufFile::of("llama")
-        .tensor("q6", &[256], 14, &[0; 210])
+        .tensor("iq4", &[256], 23, &[0; 136])
         .tensor("b", &[1], 0, &f32_bytes([4.0]))
         .tensor("odd", &[3], 4711, &[0; 9])
         .tensor("after", &[1], 0, &f32_bytes([5.0]));
@@ -184,8 +184,38 @@ fn types_not_decoded_matter_only_when_used() {
         c.read_f32(name, std::slice::from_ref(&(0..1)), &mut out).unwrap();
         assert_eq!(out, [value]);
     }
-    for (name, kind) in [("q6", "Q6_K"), ("odd", "4711")] {
+    for (name, kind) in [("iq4", "IQ4_XS"), ("odd", "4711")] {
         let refused = c.read_f32(name, std::slice::from_ref(&(0..1)), &mut out).unwrap_err().to_string();
         assert!(refused.contains(kind) && refused.contains("Q4_1"), "{refused}");
+    }
+}
+
+/// Random blocks of every type beside what the `gguf` Python package decodes them to.
+#[test]
+fn quantised_blocks_equal_the_reference_implementation() {
+    let c = open("blocks.gguf", include_bytes!("../../../tests/data/quantised/blocks.gguf")).unwrap();
+    for kind in Quantised::ALL.into_iter().filter(|&k| k != Quantised::Q8_K) {
+        let name = kind.name();
+        let info = c.tensor(name).unwrap();
+        assert_eq!((info.element, info.shape), (&ElementType::Quantised(kind), &[3, 512][..]));
+        let mut expected = vec![0.0f32; 3 * 512];
+        c.read_f32(&format!("{name}.expected"), &[0..3, 0..512], &mut expected).unwrap();
+        assert!(expected.iter().any(|v| v.abs() > 65504.0) && expected.contains(&0.0), "{name}: extremes");
+        let check = |rows: std::ops::Range<usize>, cols: std::ops::Range<usize>| {
+            let mut out = vec![f32::NAN; rows.len() * cols.len()];
+            c.read_f32(name, &[rows.clone(), cols.clone()], &mut out).unwrap();
+            let wanted = rows.clone().flat_map(|r| expected[r * 512..][cols.clone()].iter());
+            assert!(out.iter().eq(wanted), "{name} {rows:?} {cols:?}");
+        };
+        check(0..3, 0..512);
+        for cols in [0..1, 5..9, 30..34, 31..300, 255..257, 250..512, 511..512] {
+            check(1..3, cols);
+        }
+        // A column: elements of different rows.
+        let view = TensorView::whole(name, [3, 512]).transpose().unwrap();
+        let mut out = vec![f32::NAN; 3 * 40];
+        c.read_param_slice(&ParamSource::tensor(view), &[240..280, 0..3], &mut out).unwrap();
+        let wanted = (240..280).flat_map(|col| [0, 1, 2].map(|row| expected[row * 512 + col]));
+        assert!(out.into_iter().eq(wanted), "{name}, transposed");
     }
 }

@@ -71,6 +71,10 @@ fn tensors() {
     refused(&record(&[1 << 32, 1 << 32], 0, 0), &["`t`", "overflows"]);
     refused(&record(&[1 << 57], 0, 0), &["`t`", "beyond the file"]);
     refused(&record(&[31], 8, 0), &["`t`", "whole blocks of 32"]);
+    refused(&record(&[32, 8], 12, 0), &["`t`", "whole blocks of 256"]);
+    refused(&record(&[256, 1 << 40], 14, 0), &["`t`", "beyond the file"]);
+    refused(&record(&[1 << 31, 1 << 31], 14, 0), &["`t`", "overflows"]);
+    refused(&GgufFile::new().tensor("t", &[256], 13, &[0; 175]), &["`t`", "beyond the file"]);
     refused(&record(&[2], 0, u64::MAX), &["`t`", "outside the file"]);
     refused(&record(&[2], 0, 1 << 20), &["`t`", "outside the file"]);
     refused(&GgufFile::new().record([0xFF], &[2], 0, 0), &["UTF-8"]);
