@@ -1,5 +1,6 @@
 //! The project's own chores, run as `cargo xtask NAME`. Needs neither LLVM nor anything else that `setup` installs.
 
+mod bench;
 mod demo;
 mod model;
 mod npz;
@@ -12,26 +13,40 @@ mod tidy;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use project::Project;
 use step::Steps;
 
 /// Every subcommand: its name, one line of help, and what it does. Usage, dispatch and the tidy check of the docs
 /// all read this one table.
-pub(crate) const COMMANDS: [(&str, &str, Run); 5] = [
-    ("setup", "install LLVM 22 and what linking it needs", setup::run),
-    ("demo", "compile a real model for 32 devices, run it, compare it with the unpartitioned one", demo::run),
-    ("test", "everything CI runs", test::run),
-    ("tidy", "rules of this repository that no compiler checks", tidy::run),
-    ("readme", "run the commands shown in README.md and CONTRIBUTING.md", readme::run),
+pub(crate) const COMMANDS: [(&str, &str, Run); 6] = [
+    ("setup", "install LLVM 22 and what linking it needs", Run::Plain(setup::run)),
+    (
+        "demo",
+        "compile a real model for 32 devices, run it, compare it with the unpartitioned one",
+        Run::Plain(demo::run),
+    ),
+    ("test", "everything CI runs", Run::Plain(test::run)),
+    ("tidy", "rules of this repository that no compiler checks", Run::Plain(tidy::run)),
+    ("readme", "run the commands shown in README.md and CONTRIBUTING.md", Run::Plain(readme::run)),
+    (
+        "bench",
+        "measure every figure pcc claims, with --peers beside other engines",
+        Run::WithArguments(bench::run),
+    ),
 ];
 
-type Run = fn(&Project, &mut Steps) -> Result<()>;
+/// What a subcommand does.
+pub(crate) enum Run {
+    Plain(fn(&Project, &mut Steps) -> Result<()>),
+    /// Takes the words behind its name.
+    WithArguments(fn(&Project, &mut Steps, &[String]) -> Result<()>),
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [name] = arguments.as_slice() else {
+    let Some((name, rest)) = arguments.split_first() else {
         eprint!("{}", usage());
         return ExitCode::from(2);
     };
@@ -40,7 +55,11 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let mut steps = Steps::new();
-    let outcome = Project::find().and_then(|project| run(&project, &mut steps));
+    let outcome = Project::find().and_then(|project| match run {
+        Run::Plain(run) if rest.is_empty() => run(&project, &mut steps),
+        Run::Plain(_) => bail!("it takes no arguments"),
+        Run::WithArguments(run) => run(&project, &mut steps, rest),
+    });
     steps.print_times();
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

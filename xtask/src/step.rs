@@ -61,6 +61,11 @@ impl Call {
         self
     }
 
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
     pub(crate) fn dir(mut self, dir: &Path) -> Self {
         self.command.current_dir(dir);
         self
