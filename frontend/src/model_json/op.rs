@@ -97,8 +97,8 @@ pub(super) enum WithAttributes {
         #[serde(default)]
         interleaved: bool,
     },
-    /// `(q [b,s,g,r,d], k [b,t,g,d], v [b,t,g,e], q_pos i32 [b,s], k_pos i32 [b,t]) -> [b,s,g,r,e]`: g heads of keys, r
-    /// queries each. A key at position -1 is hidden.
+    /// `(q [b,s,g,r,d], k [b,t,g,d], v [b,t,g,e], q_pos i32 [b,s], k_pos i32 [b,t] (, slopes [g,r])) -> [b,s,g,r,e]`: g heads
+    /// of keys, r queries each. A key at position -1 is hidden; a head's slope times the key's position is added to its scores.
     Attention {
         scale: f64,
         #[serde(default)]

@@ -1,4 +1,5 @@
-//! Grouped-query attention (Vaswani et al., 2017; Ainslie et al., 2023) with positions, window and soft cap.
+//! Grouped-query attention (Vaswani et al., 2017; Ainslie et al., 2023) with positions, window, soft cap and linear
+//! biases (ALiBi: Press et al., 2022).
 
 use super::{Define, Op, need, need_float, operands};
 use crate::Diagnostic;
@@ -10,9 +11,10 @@ use crate::sharding;
 use crate::types::{DType, ReduceKind, Type};
 use serde::{Deserialize, Serialize};
 
-/// `attention(q [b,s,g,r,d], k [b,t,g,d], v [b,t,g,e], q_pos i32 [b,s], k_pos i32 [b,t]) -> [b,s,g,r,e]`, g the kv heads, r the query heads of
-/// each. Scores are `scale * q.k`, soft-capped as `cap * tanh(x / cap)`. Key t is seen by query s iff `k_pos >= 0`, and when causal
-/// `k_pos <= q_pos`, and with a window w `k_pos > q_pos - w`. A query that sees no key gives zeros.
+/// `attention(q [b,s,g,r,d], k [b,t,g,d], v [b,t,g,e], q_pos i32 [b,s], k_pos i32 [b,t] (, slopes f32 [g,r])) -> [b,s,g,r,e]`, g the kv heads,
+/// r the query heads of each. Scores are `scale * q.k`, soft-capped as `cap * tanh(x / cap)`, plus `slope * k_pos` of the head if there are
+/// slopes. Key t is seen by query s iff `k_pos >= 0`, and when causal `k_pos <= q_pos`, and with a window w `k_pos > q_pos - w`. A query
+/// that sees no key gives zeros.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     pub scale: f64,
@@ -30,8 +32,15 @@ impl Attention {
     }
 }
 
+/// Number of the optional operand.
+const SLOPES: usize = 5;
+
 impl Define for Attention {
     fn infer(&self, args: &[&Type]) -> Result<Vec<Type>, String> {
+        let (slopes, args) = match args.split_last() {
+            Some((slopes, rest)) if rest.len() == SLOPES => (Some(slopes), rest),
+            _ => (None, args),
+        };
         let [q, k, v, q_pos, k_pos] = operands(args)?;
         need_float(q)?;
         let (&[b, s, g, r, d], &[_, t, _, _], &[_, _, _, e]) = (&q.shape[..], &k.shape[..], &v.shape[..])
@@ -42,6 +51,11 @@ impl Define for Attention {
         need("v", v, &Type::new(q.dtype, [b, t, g, e]))?;
         need("q_pos", q_pos, &Type::i32([b, s]))?;
         need("k_pos", k_pos, &Type::i32([b, t]))?;
+        if let Some(slopes) = slopes {
+            // As precise as a softmax is computed: f32 beside bf16 as well.
+            let dtype = if q.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+            need("the slopes", slopes, &Type::new(dtype, [g, r]))?;
+        }
         let positive = |x: f64| x.is_finite() && x > 0.0;
         if !self.scale.is_finite() || self.window == Some(0) || !self.softcap.is_none_or(positive) {
             return Err(format!("scale, window or softcap is out of range: {self:?}"));
@@ -64,6 +78,9 @@ impl Define for Attention {
             vec![b.clone(), s.clone()],
             vec![b.clone(), t],
         ];
+        if args.len() > SLOPES {
+            rule.operands.push(vec![g.clone(), r.clone()]);
+        }
         rule.results.push(vec![b, s, g, r, e]);
         rule
     }
@@ -79,15 +96,19 @@ impl Define for Attention {
     /// Linear in v.
     fn partial(&self, args: &[Option<ReduceKind>]) -> Option<ReduceKind> {
         match args {
-            [None, None, Some(ReduceKind::Sum), None, None] => Some(ReduceKind::Sum),
+            [None, None, Some(ReduceKind::Sum), rest @ ..] if rest.iter().all(Option::is_none) => {
+                Some(ReduceKind::Sum)
+            }
             _ => None,
         }
     }
 
-    /// Heads of zeros attend evenly to zeros.
+    /// Heads of zeros attend, evenly unless they have slopes, to zeros.
     fn result_pads(&self, rule: &Rule, pads: &[Vec<sharding::Pad>]) -> Vec<Vec<sharding::Pad>> {
         let mut result = vec![vec![sharding::Pad::Unspecified; 5]];
-        result[0][2] = rule.carried_pads(pads, &[0, 1, 2])[0][2];
+        let heads = [0, 1, 2, SLOPES];
+        let heads = if pads.len() > SLOPES { &heads[..] } else { &heads[..3] };
+        result[0][2] = rule.carried_pads(pads, heads)[0][2];
         result
     }
 
@@ -99,18 +120,21 @@ impl Define for Attention {
         let [q, k, v, q_pos, k_pos] = [0, 1, 2, 3, 4].map(|i: usize| args[i]);
         let [s, g, r, d] = [1, 2, 3, 4].map(|i: usize| q.ty.shape[i]);
         let (t, e) = (k.ty.shape[1], v.ty.shape[3]);
+        let slopes = args.get(SLOPES);
         let mut out = Tensor::zeros(results[0].clone());
         let mut scores = vec![0.0; t];
         for (i, row) in out.data.chunks_exact_mut(e).enumerate() {
             let (query, head) = (i / (g * r), i / r % g);
             let (batch, at) = (query / s, q_pos.data[query]);
+            let slope = slopes.map_or(0.0, |slopes| slopes.data[i % (g * r)]);
             let qs = &q.data[i * d..(i + 1) * d];
             let kv = |j: usize| (batch * t + j) * g + head;
             for (j, score) in scores.iter_mut().enumerate() {
                 let ks = &k.data[kv(j) * d..(kv(j) + 1) * d];
                 let x = self.scale * qs.iter().zip(ks).map(|(a, b)| a * b).sum::<f64>();
                 let x = self.softcap.map_or(x, |cap| cap * (x / cap).tanh());
-                *score = if self.sees(at, k_pos.data[batch * t + j]) { x } else { f64::NEG_INFINITY };
+                let k_pos = k_pos.data[batch * t + j];
+                *score = if self.sees(at, k_pos) { x + slope * k_pos } else { f64::NEG_INFINITY };
             }
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             if max == f64::NEG_INFINITY && !scores.iter().any(|x| x.is_nan()) {
@@ -133,8 +157,8 @@ impl Define for Attention {
 
 impl Attention {
     fn build(&self, f: &mut Func, args: &[ValueId]) -> Result<Vec<ValueId>, Diagnostic> {
-        let &[q, k, v, q_pos, k_pos] = args else {
-            return Err(Diagnostic::internal("attention takes 5 operands"));
+        let &[q, k, v, q_pos, k_pos, ref slopes @ ..] = args else {
+            return Err(Diagnostic::internal("attention takes 5 or 6 operands"));
         };
         // [b,s,g,r,d] x [b,t,g,d] -> [b,g,s,r,t].
         let dot = DotGeneral {
@@ -149,6 +173,14 @@ impl Attention {
             scores = f.scaled(scores, 1.0 / cap)?;
             scores = f.unary(UnaryKind::Tanh, scores)?;
             scores = f.scaled(scores, cap)?;
+        }
+        if let Some(&slopes) = slopes.first() {
+            let ty = f.ty(scores).dtype;
+            let (slopes, at) = (f.one(Op::Convert(ty), &[slopes])?, f.one(Op::Convert(ty), &[k_pos])?);
+            let slopes = f.broadcast_like(slopes, &[1, 3], scores)?;
+            let at = f.broadcast_like(at, &[0, 4], scores)?;
+            let bias = f.binary(BinaryKind::Mul, slopes, at)?;
+            scores = f.binary(BinaryKind::Add, scores, bias)?;
         }
         let mask = self.mask(f, scores, q_pos, k_pos)?;
         let low = f.splat_like(scores, -1e30)?;
@@ -203,7 +235,7 @@ impl Attention {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::{check, ints, refused, wave};
+    use super::super::check::{check, floats, ints, refused, wave};
     use super::*;
 
     fn with(causal: bool, window: Option<usize>, softcap: Option<f64>) -> Op {
@@ -282,6 +314,55 @@ mod tests {
         check(with(true, None, Some(0.5)), &args, &capped);
     }
 
+    /// NumPy, as above, with a slope for each of the two heads; with a soft cap it is added to the capped score.
+    #[test]
+    fn slopes_equal_numpy() {
+        let args = [
+            wave(&[1, 3, 1, 2, 2], 0.9, 0.3),
+            wave(&[1, 4, 1, 2], 1.7, -0.2),
+            wave(&[1, 4, 1, 2], 0.6, 0.5),
+            ints(&[1, 3], &[1, 2, 0]),
+            ints(&[1, 4], &[0, 1, 2, -1]),
+            floats(&[1, 2], &[0.5, -0.25]),
+        ];
+        check(
+            with(true, None, None),
+            &args,
+            &[
+                0.6324903963,
+                0.8477291131,
+                0.6888535591,
+                0.8317190926,
+                0.7710996306,
+                0.5136934241,
+                0.5420235710,
+                0.5494716356,
+                0.4794255386,
+                0.8912073601,
+                0.4794255386,
+                0.8912073601,
+            ],
+        );
+        check(
+            with(true, Some(2), Some(0.5)),
+            &args,
+            &[
+                0.6881638338,
+                0.8319150099,
+                0.6893074412,
+                0.8315901669,
+                0.6934640167,
+                0.3111398274,
+                0.6105644577,
+                0.1903310318,
+                0.4794255386,
+                0.8912073601,
+                0.4794255386,
+                0.8912073601,
+            ],
+        );
+    }
+
     #[test]
     fn a_query_that_sees_nothing_gives_zeros() {
         let args = [
@@ -302,6 +383,9 @@ mod tests {
         };
         refused(with(true, None, None), &args(3), "k must be f32[1,5,2,4]");
         refused(with(true, Some(0), None), &args(2), "out of range");
+        let more = |slopes: Type| [&args(2)[..], &[slopes]].concat();
+        refused(with(true, None, None), &more(Type::f32([2, 3])), "the slopes must be f32[2,2]");
+        refused(with(true, None, None), &args(2)[..4], "takes 5 operands");
         refused(with(true, None, Some(0.0)), &args(2), "out of range");
     }
 }

@@ -4,7 +4,7 @@
 use super::express::{Dim, Map, softmax};
 use super::func::{FuncLowering, View, dense_strides};
 use super::kernel_build::KernelBuilder;
-use pcc_ir::kernel::NodeId;
+use pcc_ir::kernel::{Node, NodeId};
 use pcc_ir::ops::{Attention, BinaryKind, CompareKind, DotGeneral, UnaryKind};
 use pcc_ir::program::{BatchDim, Gemm, InstrKind, Matrix};
 use pcc_ir::{DType, Diagnostic, Inst, Type, ValueId};
@@ -205,12 +205,18 @@ impl FuncLowering<'_> {
             let t = k.unary(UnaryKind::Tanh, scaled);
             x = k.binary(BinaryKind::Mul, t, cap);
         }
+        let k_pos = self.express(&mut k, inst.args[4], &Map(vec![Dim::iter(0), Dim::iter(4)]))?;
+        if let Some(&slopes) = inst.args.get(5) {
+            let slope = self.express(&mut k, slopes, &Map(vec![Dim::iter(1), Dim::iter(2)]))?;
+            let at = k.node(Node::Convert(DType::F32, k_pos));
+            let bias = k.binary(BinaryKind::Mul, slope, at);
+            x = k.binary(BinaryKind::Add, x, bias);
+        }
         // Only a mask that looks back needs to know where the query stands.
         let q_pos = match inst.op.reads(3) {
             true => Some(self.express(&mut k, inst.args[3], &Map(vec![Dim::iter(0), Dim::iter(3)]))?),
             false => None,
         };
-        let k_pos = self.express(&mut k, inst.args[4], &Map(vec![Dim::iter(0), Dim::iter(4)]))?;
         let mask = seen(&mut k, att, q_pos, k_pos);
         let p = softmax(&mut k, x, Some(mask));
         self.store(&mut k, scores, &map, &Type::f32(shape.to_vec()), p);

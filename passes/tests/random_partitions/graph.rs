@@ -282,7 +282,9 @@ fn attention(b: &mut Builder) -> ValueId {
     let window = b.rng.chance(30).then_some(3);
     let softcap = b.rng.chance(30).then_some(2.0);
     let op = Attention { scale: 0.7, causal: b.rng.chance(60), window, softcap };
-    let y = b.op(Op::Attention(op), &[q, k, v, q_pos, k_pos]);
+    let slopes = b.rng.chance(30).then(|| b.arg(Type::f32([g, r])));
+    let args: Vec<ValueId> = [q, k, v, q_pos, k_pos].into_iter().chain(slopes).collect();
+    let y = b.op(Op::Attention(op), &args);
     if b.rng.chance(50) {
         return y;
     }

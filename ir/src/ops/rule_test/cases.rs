@@ -175,7 +175,10 @@ fn composites() -> Vec<Case> {
         let op = Op::Attention(Attention { scale: 0.6, causal, window, softcap });
         let (q, k, v) = (f32(&[2, 3, 3, 2, 4]), f32(&[2, 5, 3, 4]), f32(&[2, 5, 3, 3]));
         // Random positions are -3..=4: some keys are hidden, some queries see none.
-        all.push(case(op, &[q, k, v, Type::i32([2, 3]), Type::i32([2, 5])]));
+        let positions = [Type::i32([2, 3]), Type::i32([2, 5])];
+        let args = [&[q, k, v], &positions[..]].concat();
+        all.push(case(op.clone(), &args));
+        all.push(case(op, &[&args[..], &[f32(&[3, 2])]].concat()));
     }
     all
 }
