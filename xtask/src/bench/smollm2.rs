@@ -29,7 +29,7 @@ pub(super) fn run(bench: &Bench<'_>, table: &mut Table) -> Result<()> {
             1 => &meshed,
             _ => {
                 let Some(python) = llama_cpp else { return Ok(f64::INFINITY) };
-                let command = bench.python(python, "llama_cpp.py").args([&model]);
+                let command = bench.python(python, "gguf_decode.py").args([&model]);
                 let outcome = super::json(command.args(["--prompt", PROMPT, "--max-tokens", TOKENS]))?;
                 return Ok(number(&outcome, "decode")? / number(&outcome, "tokens")?);
             }
