@@ -5,6 +5,7 @@
 
 use crate::mesh::Mesh;
 use crate::ops::Op;
+use crate::repeat::Repeat;
 use crate::sharding::{Claim, Sharding};
 use crate::source::ParamSource;
 use crate::types::Type;
@@ -137,6 +138,9 @@ pub struct Entry {
     pub aliases: Vec<(usize, usize)>,
     /// Weight of this entry's cost when shardings are chosen for all entries together.
     pub weight: f64,
+    /// Calls of the function that stand for many, in order; the function then consists of calls only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repeats: Vec<Repeat>,
 }
 
 /// A weight tensor. Its type is the logical one of the model (`q_proj [hidden, kv, group, head_dim]`), not the file's.
@@ -149,6 +153,10 @@ pub struct Param {
     /// One sharding per artifact (sharded level on).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding: Option<Sharding>,
+    /// How many parameters this one stands for, one a repetition; its name and its source's then leave the layer's number open
+    /// ([`crate::repeat`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<u32>,
 }
 
 /// A tensor kept between calls (KV cache), zero at the start. One copy per micro-batch.
@@ -158,6 +166,9 @@ pub struct State {
     pub ty: Type,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding: Option<Sharding>,
+    /// How many states this one stands for, as for parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<u32>,
 }
 
 /// A whole model at some level.
@@ -174,7 +185,8 @@ pub struct Module {
 impl Module {
     /// Number of scalars in all parameters, each parameter once.
     pub fn parameters(&self) -> u64 {
-        self.params.values().map(|p| p.ty.elements() as u64).sum()
+        let all = |p: &Param| (p.ty.elements() as u64).saturating_mul(p.stack.unwrap_or(1).into());
+        self.params.values().map(all).fold(0, u64::saturating_add)
     }
 
     pub fn func_named(&self, name: &str) -> Option<FuncId> {

@@ -15,6 +15,7 @@ pub mod kernel_eval;
 pub mod mesh;
 pub mod ops;
 pub mod program;
+pub mod repeat;
 pub mod rule;
 pub mod sharding;
 pub mod source;

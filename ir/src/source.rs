@@ -12,6 +12,7 @@ pub use random::Random;
 pub use view::{Segment, TensorView, ViewError};
 
 use crate::Diagnostic;
+use crate::repeat::names;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -66,6 +67,32 @@ impl ParamSource {
         match &self.values {
             Values::Tensor(view) => Some(&view.tensor),
             Values::Constant(_) | Values::Random(_) => None,
+        }
+    }
+
+    /// The source of an element of a stack, whose names leave the layer's number open ([`crate::repeat`]).
+    pub fn element(&self, k: u32) -> Self {
+        let mut source = self.clone();
+        if let Some(name) = source.name_mut() {
+            *name = names::element(name, k);
+        }
+        source
+    }
+
+    /// The name that tells the source's values from others': of the stored tensor, or of the noise.
+    pub fn name(&self) -> Option<&str> {
+        match &self.values {
+            Values::Tensor(view) => Some(&view.tensor),
+            Values::Random(random) => Some(&random.name),
+            Values::Constant(_) => None,
+        }
+    }
+
+    fn name_mut(&mut self) -> Option<&mut String> {
+        match &mut self.values {
+            Values::Tensor(view) => Some(&mut view.tensor),
+            Values::Random(random) => Some(&mut random.name),
+            Values::Constant(_) => None,
         }
     }
 

@@ -6,6 +6,7 @@ use pcc_ir::ops::{
     BinaryKind, Broadcast, Collective, CompareKind, Constant, DotGeneral, Gather, Iota, Literal, MaskTail,
     Op, Reduce, ShardBase, ShardSlice, Slice, Softmax, UnaryKind, Update,
 };
+use pcc_ir::repeat::Repeat;
 use pcc_ir::sharding::{Claim, Pad, Sharding, Term};
 use pcc_ir::types::{DType, ReduceKind, Type};
 use pcc_ir::{ParamSource, text, verifier};
@@ -200,6 +201,10 @@ impl Tape<'_> {
         f
     }
 
+    fn stack(&mut self) -> Option<u32> {
+        self.chance().then(|| self.below(1000) as u32)
+    }
+
     fn entry(&mut self, m: &Module) -> Entry {
         let args = self.many(4, |t| match t.below(3) {
             1 if !m.params.is_empty() => Role::Param(m.params.keys().next().unwrap()),
@@ -213,6 +218,11 @@ impl Tape<'_> {
             results: self.many(3, Self::name),
             aliases: self.many(2, |t| (t.below(4), t.below(4))),
             weight: self.pick(&[1.0, 0.1, 1e-9, -2.5, 1e20]),
+            repeats: self.many(2, |t| Repeat {
+                first: t.below(9),
+                calls: t.below(3),
+                count: t.below(99) as u32,
+            }),
         }
     }
 
@@ -228,11 +238,11 @@ impl Tape<'_> {
             };
             let source = if source.validate().is_ok() { source } else { ParamSource::ones(ty.shape.clone()) };
             let sharding = self.chance().then(|| self.sharding(&mesh));
-            m.params.push(Param { name: self.name(), ty, source, sharding });
+            m.params.push(Param { name: self.name(), ty, source, sharding, stack: self.stack() });
         }
         for _ in 0..self.below(2) {
             let sharding = self.chance().then(|| self.sharding(&mesh));
-            m.states.push(State { name: self.name(), ty: self.ty(), sharding });
+            m.states.push(State { name: self.name(), ty: self.ty(), sharding, stack: self.stack() });
         }
         let funcs = self.below(4);
         for _ in 0..funcs {

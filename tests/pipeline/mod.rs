@@ -119,6 +119,7 @@ fn module(b: &Builder, mesh: pcc_ir::Mesh, seed: u64) -> Module {
         results: (0..r).map(|i| format!("y{i}")).collect(),
         aliases: Vec::new(),
         weight: 1.0,
+        repeats: Vec::new(),
     });
     m
 }

@@ -54,7 +54,7 @@ fn read_entry(e: &EntryJson, path: &str, module: &Module, held: &Held) -> Result
     }
     let args = roles(e, f, path, held)?;
     let (results, aliases) = results(e, f, path, held)?;
-    Ok(Entry { name: e.name.clone(), func, args, results, aliases, weight: e.weight })
+    Ok(Entry { name: e.name.clone(), func, args, results, aliases, weight: e.weight, repeats: Vec::new() })
 }
 
 fn roles(e: &EntryJson, f: &Func, path: &str, held: &Held) -> Result<Vec<Role>, Diagnostic> {

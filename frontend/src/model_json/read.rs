@@ -90,10 +90,16 @@ pub(crate) fn read(value: Value, weights: bool, seed: u64) -> Result<Loaded, Dia
     check_names(document.entries.iter().map(|e| &*e.name), "entries", "entry")?;
     for (i, p) in document.params.iter().enumerate() {
         let source = source(p, weights, seed).map_err(|d| d.at(format!("params[{i}]")))?;
-        module.params.push(Param { name: p.name.clone(), ty: p.ty.0.clone(), source, sharding: None });
+        module.params.push(Param {
+            name: p.name.clone(),
+            ty: p.ty.0.clone(),
+            source,
+            sharding: None,
+            stack: None,
+        });
     }
     for s in &document.states {
-        module.states.push(State { name: s.name.clone(), ty: s.ty.0.clone(), sharding: None });
+        module.states.push(State { name: s.name.clone(), ty: s.ty.0.clone(), sharding: None, stack: None });
     }
     read_functions(&document, &mut module)?;
     entries::read(&document, &mut module)?;

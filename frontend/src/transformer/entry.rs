@@ -94,7 +94,7 @@ impl<'a> NetworkBuilder<'a> {
         let name = self.naming.name(&weight.role, layer);
         let source = weight.without_checkpoint(self.capacity.seed, &name);
         let ty = Type::f32(weight.shape.clone());
-        let id = self.module.params.push(Param { name, ty, source, sharding: None });
+        let id = self.module.params.push(Param { name, ty, source, sharding: None, stack: None });
         self.weights.push((weight.clone(), layer));
         self.params.insert(key, id);
         id
@@ -105,7 +105,7 @@ impl<'a> NetworkBuilder<'a> {
         *self
             .states
             .entry(name.clone())
-            .or_insert_with(|| states.push(State { name, ty: ty.clone(), sharding: None }))
+            .or_insert_with(|| states.push(State { name, ty: ty.clone(), sharding: None, stack: None }))
     }
 
     /// Adds the parameters no entry uses, and ends the module.
@@ -208,6 +208,14 @@ impl EntryBuilder {
         crate::canonical::renumber(&mut self.func);
         let args = self.roles.into_iter().map(|(_, role)| role).collect();
         let func = network.module.funcs.push(self.func);
-        network.module.entries.push(Entry { name: self.name, func, args, results, aliases, weight: 1.0 });
+        network.module.entries.push(Entry {
+            name: self.name,
+            func,
+            args,
+            results,
+            aliases,
+            weight: 1.0,
+            repeats: Vec::new(),
+        });
     }
 }

@@ -39,7 +39,7 @@ pub fn eval_spmd(module: &Module, func: FuncId, args: &[Vec<Tensor>]) -> Result<
 /// module's tables. New states replace the old ones. Gives the results that are no states, by name.
 ///
 /// # Errors
-/// As [`eval_func`]; a missing input, parameter or state.
+/// As [`eval_func`]; a missing input, parameter or state; an entry with repeats ([`Module::expanded`] unfolds them).
 pub fn eval_entry(
     module: &Module,
     entry: &Entry,
@@ -47,6 +47,9 @@ pub fn eval_entry(
     params: &[Tensor],
     states: &mut [Tensor],
 ) -> Result<BTreeMap<String, Tensor>, String> {
+    if !entry.repeats.is_empty() {
+        return Err("only entries without repeats are evaluated: unfold the module first".into());
+    }
     let find = |role: &Role| match role {
         Role::Input(name) => inputs.get(name).ok_or_else(|| format!("input `{name}` is missing")),
         Role::Param(id) => params.get(id.index()).ok_or_else(|| format!("{id} is missing")),
@@ -231,8 +234,12 @@ mod tests {
         f.results = vec![sum, new];
         let mut module = Module::default();
         let func = module.funcs.push(f);
-        let state =
-            module.states.push(crate::State { name: "cache".into(), ty: Type::f32([4]), sharding: None });
+        let state = module.states.push(crate::State {
+            name: "cache".into(),
+            ty: Type::f32([4]),
+            sharding: None,
+            stack: None,
+        });
         let entry = Entry {
             name: "decode".into(),
             func,
@@ -240,6 +247,7 @@ mod tests {
             results: vec!["sum".into(), "cache".into()],
             aliases: vec![(2, 1)],
             weight: 1.0,
+            repeats: Vec::new(),
         };
         let mut states = [Tensor::zeros(Type::f32([4]))];
         for (x, at, sum) in [(2.0, 1.0, 2.0), (3.0, 2.0, 5.0)] {

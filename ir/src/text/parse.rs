@@ -7,6 +7,7 @@ use crate::graph::{
 };
 use crate::mesh::{Axis, AxisRef, Mesh};
 use crate::ops::Op;
+use crate::repeat::Repeat;
 use crate::sharding::{Claim, Pad, Sharding, Term};
 use crate::types::{DType, ReduceKind, Type};
 use cranelift_entity::EntityRef;
@@ -42,8 +43,9 @@ impl Parser<'_> {
             } else if self.lex.eat("state") {
                 self.dense(module.states.len())?;
                 let (name, ty) = self.named_type()?;
+                let stack = self.optional_stack()?;
                 let sharding = self.optional_sharding()?;
-                module.states.push(State { name, ty, sharding });
+                module.states.push(State { name, ty, sharding, stack });
             } else if self.lex.eat("fn") {
                 self.dense(module.funcs.len())?;
                 let func = self.func()?;
@@ -122,11 +124,12 @@ impl Parser<'_> {
 
     fn param(&mut self) -> Result<Param, Diagnostic> {
         let (name, ty) = self.named_type()?;
+        let stack = self.optional_stack()?;
         let sharding = self.optional_sharding()?;
         self.lex.expect("=")?;
         let error = self.lex.error("the source of a parameter");
         let source = serde_json::from_value(self.lex.json()?).map_err(|e| error.help(e.to_string()))?;
-        Ok(Param { name, ty, source, sharding })
+        Ok(Param { name, ty, source, sharding, stack })
     }
 
     fn ty(&mut self) -> Result<Type, Diagnostic> {
@@ -135,6 +138,10 @@ impl Parser<'_> {
         let error = self.lex.error("dims of at least 1 whose product is below 2^60");
         let ty = Type::new(dtype, self.lex.list("[", "]", |lex| lex.number::<usize>())?);
         ty.checked().map(|_| ty.clone()).ok_or(error)
+    }
+
+    fn optional_stack(&mut self) -> Result<Option<u32>, Diagnostic> {
+        if self.lex.eat("stack") { self.lex.number().map(Some) } else { Ok(None) }
     }
 
     fn optional_sharding(&mut self) -> Result<Option<Sharding>, Diagnostic> {
@@ -346,6 +353,19 @@ impl Parser<'_> {
         })?;
         self.lex.expect("weight")?;
         let weight = self.lex.number()?;
-        Ok(Entry { name, func, args, results, aliases, weight })
+        let repeats = match self.lex.eat("repeat") {
+            true => self.lex.list("[", "]", |lex| {
+                lex.expect("(")?;
+                let first = lex.number()?;
+                lex.expect(",")?;
+                let calls = lex.number()?;
+                lex.expect(",")?;
+                let count = lex.number()?;
+                lex.expect(")")?;
+                Ok(Repeat { first, calls, count })
+            })?,
+            false => Vec::new(),
+        };
+        Ok(Entry { name, func, args, results, aliases, weight, repeats })
     }
 }

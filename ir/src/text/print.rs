@@ -3,6 +3,7 @@
 use crate::graph::{Entry, Func, FuncId, Label, Module, Role, Value, ValueId};
 use crate::mesh::Mesh;
 use crate::ops::Op;
+use crate::repeat::Repeat;
 use crate::sharding::{Claim, Pad, Term};
 use cranelift_entity::EntityRef;
 use std::collections::HashSet;
@@ -31,14 +32,14 @@ impl fmt::Display for Module {
             m.tp
         )?;
         for (id, p) in self.params.iter() {
-            write!(f, "param %{} {} : {}", id.index(), quoted(&p.name), p.ty)?;
+            write!(f, "param %{} {} : {}{}", id.index(), quoted(&p.name), p.ty, stack_text(p.stack))?;
             if let Some(s) = &p.sharding {
                 write!(f, " sharding {}", s.text(&m))?;
             }
             writeln!(f, " = {}", json(&p.source)?)?;
         }
         for (id, s) in self.states.iter() {
-            write!(f, "state %{} {} : {}", id.index(), quoted(&s.name), s.ty)?;
+            write!(f, "state %{} {} : {}{}", id.index(), quoted(&s.name), s.ty, stack_text(s.stack))?;
             if let Some(s) = &s.sharding {
                 write!(f, " sharding {}", s.text(&m))?;
             }
@@ -52,6 +53,10 @@ impl fmt::Display for Module {
         }
         Ok(())
     }
+}
+
+fn stack_text(count: Option<u32>) -> String {
+    count.map_or_else(String::new, |n| format!(" stack {n}"))
 }
 
 fn list(values: &[ValueId]) -> String {
@@ -154,11 +159,16 @@ fn write_entry(f: &mut Formatter<'_>, e: &Entry) -> fmt::Result {
     let args = e.args.iter().map(role).collect::<Vec<_>>().join(", ");
     let results = e.results.iter().map(|r| quoted(r)).collect::<Vec<_>>().join(", ");
     let aliases = e.aliases.iter().map(|(a, r)| format!("({a}, {r})")).collect::<Vec<_>>().join(", ");
-    writeln!(
+    write!(
         f,
         "entry {} fn %{} ({args}) -> ({results}) alias [{aliases}] weight {}",
         quoted(&e.name),
         e.func.index(),
         e.weight
-    )
+    )?;
+    if !e.repeats.is_empty() {
+        let repeat = |r: &Repeat| format!("({}, {}, {})", r.first, r.calls, r.count);
+        write!(f, " repeat [{}]", e.repeats.iter().map(repeat).collect::<Vec<_>>().join(", "))?;
+    }
+    writeln!(f)
 }

@@ -2,6 +2,7 @@ use super::parse;
 use crate::graph::{Entry, Func, Label, Module, Param, Role, State};
 use crate::mesh::{Axis, Mesh};
 use crate::ops::{BinaryKind, Collective, DotGeneral, MaskTail, Op, ShardBase};
+use crate::repeat::Repeat;
 use crate::sharding::{Claim, Pad, Sharding, Term};
 use crate::source::ParamSource;
 use crate::types::{ReduceKind, Type};
@@ -45,9 +46,14 @@ fn module() -> Module {
     main.results = vec![y, s];
     let func = m.funcs.push(main);
     let source = ParamSource::constant([6, 5], 0.1);
-    let p =
-        m.params.push(Param { name: "w".into(), ty: Type::f32([6, 5]), source, sharding: Some(sharding) });
-    let s = m.states.push(State { name: "s".into(), ty: Type::f32([3]), sharding: None });
+    let p = m.params.push(Param {
+        name: "w".into(),
+        ty: Type::f32([6, 5]),
+        source,
+        sharding: Some(sharding),
+        stack: Some(3),
+    });
+    let s = m.states.push(State { name: "s".into(), ty: Type::f32([3]), sharding: None, stack: None });
     m.entries.push(Entry {
         name: "forward".into(),
         func,
@@ -55,6 +61,7 @@ fn module() -> Module {
         results: vec!["y".into(), "s".into()],
         aliases: vec![(2, 1)],
         weight: 0.1,
+        repeats: vec![Repeat { first: 2, calls: 1, count: 79 }],
     });
     m
 }

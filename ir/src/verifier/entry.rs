@@ -4,6 +4,7 @@ use super::func::{promised, sharding};
 use super::{Level, broken, first_repeated, placement};
 use crate::diagnostic::Diagnostic;
 use crate::graph::{Entry, Func, Module, Role, Value};
+use crate::repeat::Chain;
 use crate::sharding::Sharding;
 use crate::types::Type;
 use cranelift_entity::EntityRef;
@@ -32,7 +33,21 @@ pub(super) fn check(module: &Module, entry: &Entry, level: Level) -> Result<(), 
     for (name, &v) in entry.results.iter().zip(&func.results) {
         unreduced(&func.values[v]).map_err(|why| wrong(format!("result `{name}`: {why}")))?;
     }
-    aliases(module, entry, func).map_err(wrong)
+    aliases(module, entry, func).map_err(wrong)?;
+    repeats(module, entry).map_err(wrong)
+}
+
+/// R1 to R4.
+fn repeats(module: &Module, entry: &Entry) -> Result<(), String> {
+    let stacked = entry.args.iter().any(|role| match role {
+        Role::Input(_) => false,
+        Role::Param(id) => module.params.get(*id).is_some_and(|p| p.stack.is_some()),
+        Role::State(id) => module.states.get(*id).is_some_and(|s| s.stack.is_some()),
+    });
+    match stacked || !entry.repeats.is_empty() {
+        true => Chain::of(module, entry).map(drop),
+        false => Ok(()),
+    }
 }
 
 fn unreduced(value: &Value) -> Result<(), String> {

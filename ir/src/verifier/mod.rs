@@ -5,11 +5,13 @@
 //!
 //! **Module**
 //! - **M1** Every mesh axis has 1 to 2^20 devices, and all together at most 2^20.
-//! - **M2** Parameters have different names, so have states, so have entries.
+//! - **M2** Parameters have different names, the elements of stacks by themselves, so have states, so have entries.
 //! - **M3** Parameters and states have dims of at least 1 and less than 2^60 bytes.
 //! - **M4** The source of a parameter is valid and has the parameter's shape.
 //! - **M5** Calls name functions that exist, and no function calls itself, directly or through others.
 //! - **M6** Carried out call by call, no function has more than 2^24 instructions.
+//! - **M7** A stack has 1 to 2^20 elements, and the tables unfolded no more entries. Its name and that of its source leave the
+//!   number of a layer open, the same one, which stays below 2^32.
 //!
 //! **Levels**
 //! - **L1** All values are of one level. *Graph*: no value has a sharding or a claim. *Sharded*: every one has a sharding, none a
@@ -51,6 +53,13 @@
 //! - **E6** The result has the state's name, and the argument's type and placement; its padding is zero where the argument's is.
 //! - **E7** The weight is finite and not negative.
 //! - **E8** No parameter, state, argument or result of an entry is partial.
+//!
+//! **Repeats** (of an entry that has some, or takes a stack)
+//! - **R1** The function consists of calls. The bodies, and as many calls before each, are calls of the function, in order, none in
+//!   two; a body has at least one call and one repetition, and the entry at most 2^20 calls.
+//! - **R2** A body calls the functions that the calls before it do.
+//! - **R3** A stack is an operand in one body, of as many repetitions as it has elements, and nowhere else.
+//! - **R4** The new value of a stack of states is a result of the body that uses the stack, or the stack; no other result is a stack.
 
 mod calls;
 mod entry;
@@ -62,6 +71,8 @@ mod tests;
 use crate::diagnostic::Diagnostic;
 use crate::graph::{Module, Param, State};
 use crate::mesh::{Axis, Mesh};
+use crate::repeat::Numbering;
+use crate::repeat::names::{Template, repeated};
 use crate::sharding::Sharding;
 use crate::types::Type;
 use std::collections::HashSet;
@@ -116,6 +127,8 @@ pub fn verify(module: &Module) -> Result<(), Diagnostic> {
     for s in module.states.values() {
         state(module, s, level)?;
     }
+    Numbering::new(module.params.values().map(|p| p.stack)).map_err(|why| broken("the parameters", why))?;
+    Numbering::new(module.states.values().map(|s| s.stack)).map_err(|why| broken("the states", why))?;
     let called = calls::check(module)?;
     for (id, func) in &module.funcs {
         func::check(module, func, level)?;
@@ -148,8 +161,8 @@ fn names(module: &Module) -> Result<(), Diagnostic> {
         Some(name) => Err(broken(format!("{what} `{name}`"), format!("another {what} has this name"))),
         None => Ok(()),
     };
-    twice("parameter", first_repeated(module.params.values().map(|p| p.name.as_str())))?;
-    twice("state", first_repeated(module.states.values().map(|s| s.name.as_str())))?;
+    twice("parameter", repeated(module.params.values().map(|p| (p.name.as_str(), p.stack))))?;
+    twice("state", repeated(module.states.values().map(|s| (s.name.as_str(), s.stack))))?;
     twice("entry", first_repeated(module.entries.iter().map(|e| e.name.as_str())))
 }
 
@@ -162,6 +175,7 @@ fn first_repeated<T: Copy + Eq + std::hash::Hash>(items: impl IntoIterator<Item 
 fn param(module: &Module, p: &Param, level: Level) -> Result<(), Diagnostic> {
     let place = format!("parameter `{}`", p.name);
     sized(&place, &p.ty)?;
+    stack(&p.name, p.stack, p.source.name()).map_err(|why| broken(&place, why))?;
     p.source.validate().map_err(|d| broken(&place, d.to_string()))?;
     if p.source.shape != p.ty.shape {
         let why = format!("it is {}, but its source has the shape {:?}", p.ty, p.source.shape);
@@ -173,7 +187,23 @@ fn param(module: &Module, p: &Param, level: Level) -> Result<(), Diagnostic> {
 fn state(module: &Module, s: &State, level: Level) -> Result<(), Diagnostic> {
     let place = format!("state `{}`", s.name);
     sized(&place, &s.ty)?;
+    stack(&s.name, s.stack, None).map_err(|why| broken(&place, why))?;
     stored(module, &place, &s.ty, s.sharding.as_ref(), level)
+}
+
+/// M7 for one stack.
+fn stack(name: &str, count: Option<u32>, source: Option<&str>) -> Result<(), String> {
+    let Some(count) = count else { return Ok(()) };
+    let numbers = |name: &str| {
+        let t = Template::parse(name).filter(|t| count > 0 && t.number(count - 1).is_some());
+        let none = || format!("`{name}` does not leave open the numbers of {count} layers");
+        t.map(|t| (t.first, t.step)).ok_or_else(none)
+    };
+    let own = numbers(name)?;
+    match source.map(numbers).transpose()? {
+        Some(source) if source != own => Err("its source counts layers otherwise than its name".into()),
+        _ => Ok(()),
+    }
 }
 
 fn sized(place: &str, ty: &Type) -> Result<(), Diagnostic> {

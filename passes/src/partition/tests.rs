@@ -282,7 +282,12 @@ fn stateful(spoiled: bool) -> (Module, FuncId, FuncId) {
         main.values[v].sharding = callee.values[r].sharding.clone();
     }
     let id = m.funcs.push(main);
-    let state = m.states.push(State { name: "s".into(), ty: Type::f32([1, 3, 6]), sharding: Some(cols()) });
+    let state = m.states.push(State {
+        name: "s".into(),
+        ty: Type::f32([1, 3, 6]),
+        sharding: Some(cols()),
+        stack: None,
+    });
     m.entries.push(Entry {
         name: "step".into(),
         func: id,
@@ -290,6 +295,7 @@ fn stateful(spoiled: bool) -> (Module, FuncId, FuncId) {
         results: vec!["sum".into(), "s".into()],
         aliases: vec![(1, 1)],
         weight: 1.0,
+        repeats: Vec::new(),
     });
     (m, id, inner)
 }

@@ -80,13 +80,14 @@ impl Builder {
             ty: Type::f32(shape),
             source: ParamSource::zeros(shape),
             sharding: None,
+            stack: None,
         });
         Role::Param(p)
     }
 
     pub fn state(&mut self, name: &str, shape: &[usize]) -> Role {
         let ty = Type::f32(shape);
-        Role::State(self.module.states.push(State { name: name.into(), ty, sharding: None }))
+        Role::State(self.module.states.push(State { name: name.into(), ty, sharding: None, stack: None }))
     }
 }
 
@@ -136,6 +137,7 @@ impl<'a> EntryBuilder<'a> {
             results: results.iter().map(|r| r.1.to_owned()).collect(),
             aliases: Vec::new(),
             weight: 1.0,
+            repeats: Vec::new(),
         };
         self.func.results = results.iter().map(|r| r.0).collect();
         for (role, v) in states {

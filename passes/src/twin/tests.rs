@@ -166,7 +166,7 @@ fn what_cannot_shrink_is_said() {
     let mut module = Module { name: "square".into(), ..Module::default() };
     let ty = Type::f32([1 << 14, 1 << 14]);
     let source = pcc_ir::ParamSource::zeros(ty.shape.clone());
-    let p = module.params.push(pcc_ir::Param { name: "w".into(), ty, source, sharding: None });
+    let p = module.params.push(pcc_ir::Param { name: "w".into(), ty, source, sharding: None, stack: None });
     let func = module.funcs.push(f);
     module.entries.push(pcc_ir::Entry {
         name: "forward".into(),
@@ -175,6 +175,7 @@ fn what_cannot_shrink_is_said() {
         results: vec!["y".into()],
         aliases: vec![],
         weight: 1.0,
+        repeats: Vec::new(),
     });
     let module = crate::outline::outline(&module, 1).unwrap();
     let calls = module.funcs[module.entries[0].func].insts.len();

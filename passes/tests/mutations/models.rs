@@ -129,6 +129,7 @@ impl Chain {
             results: results.collect(),
             aliases,
             weight: 1.0,
+            repeats: Vec::new(),
             func: net.module.funcs.push(self.func),
         });
     }
@@ -139,16 +140,15 @@ impl Net {
         let params = &mut self.module.params;
         *self.params.entry(name.to_owned()).or_insert_with(|| {
             let source = ParamSource::random(ty.shape.clone(), 1, name, 0.1);
-            params.push(Param { name: name.to_owned(), ty: ty.clone(), source, sharding: None })
+            params.push(Param { name: name.to_owned(), ty: ty.clone(), source, sharding: None, stack: None })
         })
     }
 
     fn state(&mut self, name: &str, ty: &Type) -> pcc_ir::StateId {
         let states = &mut self.module.states;
-        *self
-            .states
-            .entry(name.to_owned())
-            .or_insert_with(|| states.push(State { name: name.to_owned(), ty: ty.clone(), sharding: None }))
+        *self.states.entry(name.to_owned()).or_insert_with(|| {
+            states.push(State { name: name.to_owned(), ty: ty.clone(), sharding: None, stack: None })
+        })
     }
 }
 

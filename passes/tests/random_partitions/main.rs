@@ -118,6 +118,7 @@ fn entry(func: FuncId, args: usize, results: usize) -> Entry {
         results: (0..results).map(|i| format!("y{i}")).collect(),
         aliases: Vec::new(),
         weight: 1.0,
+        repeats: Vec::new(),
     }
 }
 

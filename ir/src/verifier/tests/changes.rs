@@ -1,6 +1,6 @@
 //! Breaks that the text form can say.
 
-use super::{GRAPH, LOCAL, SHARDED};
+use super::{FOLDED, GRAPH, LOCAL, SHARDED};
 
 /// A rule, a text, what replaces what (everywhere), and what the message says.
 pub(super) type Change = (&'static str, &'static str, &'static str, &'static str, &'static str);
@@ -21,6 +21,33 @@ pub(super) const CHANGES: &[Change] = &[
         "state %0 \"cache\" : f32[4,5]\nstate %1 \"cache\" : f32[1]",
         "state `cache`",
     ),
+    ("M2", FOLDED, "w.0", "w.3", "parameter `w.3`"),
+    ("M7", FOLDED, "stack 3", "stack 0", "does not leave open the numbers of 0 layers"),
+    ("M7", FOLDED, "stack 3", "stack 1048577", "the table empty or too long"),
+    ("M7", FOLDED, "s.{1+1}", "s.1", "does not leave open"),
+    ("M7", FOLDED, "w.{1+1}", "w.{4294967295+1}", "does not leave open"),
+    ("M7", FOLDED, "\"name\":\"w.{1+1}\"", "\"name\":\"w.{1+2}\"", "counts layers otherwise"),
+    ("R1", FOLDED, "[(1, 1, 3)]", "[(1, 2, 3)]", "repeat 0 is empty, out of order, or reaches outside"),
+    ("R1", FOLDED, "[(1, 1, 3)]", "[(1, 1, 0)]", "repeat 0 is empty"),
+    ("R1", FOLDED, "[(1, 1, 3)]", "[(1, 0, 3)]", "repeat 0 is empty"),
+    ("R1", FOLDED, "[(1, 1, 3)]", "[(0, 1, 3)]", "repeat 0 is empty"),
+    ("R1", FOLDED, "[(1, 1, 3)]", "[(1, 18446744073709551615, 3)]", "repeat 0 is empty"),
+    ("R1", FOLDED, "[(1, 1, 3)]", "[(1, 1, 3), (2, 1, 3)]", "repeat 1 is empty, out of order"),
+    ("R1", FOLDED, "[(1, 1, 3)]", "[(1, 1, 4294967295)]", "more than 1048576 calls"),
+    (
+        "R1",
+        FOLDED,
+        "%9: f32[3] = call(%7) fn %1",
+        "%9: f32[3] = unary(%7) \"neg\"",
+        "more than call functions",
+    ),
+    ("R2", FOLDED, "[(1, 1, 3)]", "[(2, 1, 3)]", "calls other functions than the calls before it"),
+    ("R3", FOLDED, "call(%7) fn %1", "call(%2) fn %1", "the stack `w` of 3 is used outside"),
+    ("R3", FOLDED, "[(1, 1, 3)]", "[(1, 1, 2)]", "the stack `w` of 3 is used outside of a repeat of 3"),
+    ("R3", FOLDED, " repeat [(1, 1, 3)]", "", "the stack `w` of 3 is used outside"),
+    ("R3", FOLDED, "call(%5, %2, %4)", "call(%5, %1, %4)", "the stack `w` is used by no repeat"),
+    ("R4", FOLDED, "(%9, %6, %8)", "(%9, %6, %5)", "is made outside of its repeat"),
+    ("R4", FOLDED, "(%9, %6, %8)", "(%2, %6, %8)", "the stack `w` is used outside of its repeat"),
     ("M4", GRAPH, "\"shape\":[6,8]", "\"shape\":[8,6]", "its source has the shape [8, 6]"),
     ("M4", GRAPH, "\"shape\":[6,8]", "\"shape\":[6,0]", "a dim is zero"),
     ("M5", GRAPH, "call(%0, %1) fn %0", "call(%0, %1) fn %1", "`main`: it calls itself"),

@@ -61,6 +61,27 @@ fn %2 "stage" (%0: i32[3] claim %0 sharding [{}] pad (zero)) -> () {
 entry "forward" fn %1 (input "x", param %0, state %0) -> ("y", "cache") alias [(2, 1)] weight 1
 "#;
 
+/// A layer, three more of it, and what follows them.
+const FOLDED: &str = r#"module "m" mesh()
+param %0 "w.0" : f32[3] = {"shape":[3],"values":{"constant":1.0}}
+param %1 "w.{1+1}" : f32[3] stack 3 = {"shape":[3],"values":{"random":{"seed":0,"name":"w.{1+1}","scale":1.0}}}
+state %0 "s.0" : f32[3]
+state %1 "s.{1+1}" : f32[3] stack 3
+fn %0 "layer" (%0: f32[3], %1: f32[3], %2: f32[3]) -> (%3, %4) {
+  %3: f32[3] = binary(%0, %1) "add"
+  %4: f32[3] = binary(%0, %2) "add"
+}
+fn %1 "head" (%0: f32[3]) -> (%1) {
+  %1: f32[3] = unary(%0) "neg"
+}
+fn %2 "main" (%0: f32[3], %1: f32[3] "w.0", %2: f32[3] "w", %3: f32[3], %4: f32[3] "s") -> (%9, %6, %8) {
+  %5: f32[3], %6: f32[3] = call(%0, %1, %3) fn %0
+  %7: f32[3], %8: f32[3] = call(%5, %2, %4) fn %0
+  %9: f32[3] = call(%7) fn %1
+}
+entry "forward" fn %2 (input "x", param %0, param %1, state %0, state %1) -> ("y", "s.0", "s.{1+1}") alias [(3, 1), (4, 2)] weight 1 repeat [(1, 1, 3)]
+"#;
+
 /// A rule, a text, a change that the text form cannot say, and what the message says.
 type Mutation = (&'static str, &'static str, fn(&mut Module), &'static str);
 
@@ -164,7 +185,7 @@ fn module(text: &str) -> Module {
 
 #[test]
 fn well_formed_modules_pass() {
-    for text in [GRAPH, SHARDED, LOCAL] {
+    for text in [GRAPH, SHARDED, LOCAL, FOLDED] {
         verify(&module(text)).unwrap_or_else(|d| panic!("{d}\n{text}"));
     }
     verify(&Module::default()).unwrap();
@@ -203,6 +224,6 @@ fn every_documented_rule_has_a_change() {
         .lines()
         .filter_map(|l| l.strip_prefix("//! - **")?.split_once("**").map(|(rule, _)| rule))
         .collect();
-    assert_eq!(rules.len(), 33, "{rules:?}");
+    assert_eq!(rules.len(), 38, "{rules:?}");
     assert_eq!(rules.iter().find(|r| !tested(r)), None);
 }
