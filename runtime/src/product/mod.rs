@@ -1,9 +1,12 @@
-//! Matrix products: the `gemm` crate for large ones, loops of our own for few rows, where that crate is weak.
+//! Matrix products: loops over panels of b, which are packed on the way, and loops that read b as it lies for few rows.
 //!
 //! A product is cut into *parts* that depend on its shape alone, never on the number of workers, and each part is computed by one
 //! call in one order: so results are the same bits whoever computes which part.
 
+mod double;
 mod few_rows;
+mod packing;
+pub(crate) mod panels;
 mod widen;
 
 use crate::kernels::Operand;
@@ -11,8 +14,8 @@ use pcc_ir::DType;
 use pcc_ir::program::{Gemm, Matrix};
 use std::ops::Range;
 
-/// Work in one part, at least: 40 microseconds at 100 GFLOP/s, well above handing a part over.
-const PART_FLOPS: f64 = 4e6;
+/// Work in one part, at least: 40 microseconds at 250 GFLOP/s, well above handing a part over.
+const PART_FLOPS: f64 = 1e7;
 /// Least extent of a part along the dim that is cut: the other operand is packed again for each part.
 const PART_EXTENT: u64 = 256;
 /// Bytes of the matrix that a part of a product with few rows reads, at least.
@@ -171,49 +174,21 @@ unsafe fn run(tile: Tile) {
     let types = [tile.a.dtype, tile.b.dtype, tile.c.dtype];
     if types == [DType::F64; 3] {
         // SAFETY: the caller's promise.
-        return unsafe { library::<f64>(&tile, tile.alpha, 1.0) };
+        return unsafe { double::run(&tile) };
     }
-    if types != [DType::F32; 3] {
+    let Some(element) = packing::element(types) else {
         // SAFETY: the caller's promise.
         return unsafe { widen::run(tile) };
-    }
-    let tile = if tile.n < tile.m { tile.transposed() } else { tile };
+    };
     // SAFETY: the caller's promise.
     unsafe {
-        if tile.m > FEW as usize || !few_rows::run(&tile) {
-            library::<f32>(&tile, tile.alpha as f32, 1.0);
+        if element == panels::Element::F32 {
+            let flat = if tile.n < tile.m { tile.transposed() } else { tile };
+            if flat.m <= FEW as usize && few_rows::run(&flat) {
+                return;
+            }
         }
-    }
-}
-
-/// The product by the `gemm` crate, on this thread alone.
-///
-/// # Safety
-/// As [`run`]; all matrices are of type T.
-unsafe fn library<T: 'static>(t: &Tile, alpha: T, one: T) {
-    // SAFETY: the caller's promise. The crate computes dst = alpha * dst + beta * lhs * rhs.
-    unsafe {
-        gemm::gemm(
-            t.m,
-            t.n,
-            t.k,
-            t.c.start.cast::<T>(),
-            t.c.col,
-            t.c.row,
-            t.accumulate,
-            t.a.start.cast::<T>(),
-            t.a.col,
-            t.a.row,
-            t.b.start.cast::<T>(),
-            t.b.col,
-            t.b.row,
-            one,
-            alpha,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
+        packing::run(&tile, element);
     }
 }
 
