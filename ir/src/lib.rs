@@ -8,6 +8,7 @@ mod build;
 pub mod codegen_protocol;
 pub mod diagnostic;
 pub mod eval;
+pub mod extent;
 pub mod graph;
 pub mod kernel;
 pub mod kernel_check;
@@ -24,6 +25,7 @@ pub mod types;
 pub mod verifier;
 
 pub use diagnostic::{Diagnostic, Fault};
+pub use extent::{Clip, Extent, Part, Sizes};
 pub use graph::{Entry, Func, FuncId, Inst, InstId, Module, Param, ParamId, State, StateId, Value, ValueId};
 pub use mesh::{Axis, AxisRef, Mesh};
 pub use ops::Op;

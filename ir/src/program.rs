@@ -5,6 +5,7 @@
 //! and results. Only calls grow with depth, and nothing grows with devices: all devices of a stage run the same steps and
 //! differ in the values of [`Scalar`]s, in the groups of collectives and in the slices of parameters they hold.
 
+use crate::extent::Extent;
 use crate::kernel::{Kernel, KernelId};
 use crate::mesh::{AxisRef, Mesh};
 use crate::sharding::{Sharding, span};
@@ -252,6 +253,19 @@ pub enum InstrKind {
     Collective(CollectiveCall),
 }
 
+impl InstrKind {
+    /// Every extent, in a fixed order: dims of the iteration space; m, n, k and outer loops of a product.
+    pub fn extents(&self) -> Vec<&Extent> {
+        match self {
+            InstrKind::Kernel(l) => l.extents.iter().collect(),
+            InstrKind::Gemm(g) => {
+                [&g.m, &g.n, &g.k].into_iter().chain(g.batch.iter().map(|d| &d.extent)).collect()
+            }
+            InstrKind::Collective(_) => Vec::new(),
+        }
+    }
+}
+
 /// A byte address: an offset in the frame or in a slot of the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Loc {
@@ -295,14 +309,14 @@ impl Scalar {
     }
 }
 
-/// One run of a kernel over its whole iteration space.
+/// One run of a kernel over its iteration space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Launch {
     pub kernel: KernelId,
     /// One per access.
     pub ptrs: Vec<Loc>,
     /// One per iteration dim.
-    pub extents: Vec<i64>,
+    pub extents: Vec<Extent>,
     /// `accesses * rank`, in elements.
     pub strides: Vec<i64>,
     pub scalars: Vec<Scalar>,
@@ -311,9 +325,9 @@ pub struct Launch {
 /// `c[m,n] = alpha * a[m,k] b[k,n]` for every index of the batch dims. f32 (row and column strides in elements).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gemm {
-    pub m: u64,
-    pub n: u64,
-    pub k: u64,
+    pub m: Extent,
+    pub n: Extent,
+    pub k: Extent,
     pub alpha: f64,
     pub a: Matrix,
     pub b: Matrix,
@@ -332,9 +346,9 @@ pub struct Matrix {
     pub col: i64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchDim {
-    pub extent: u64,
+    pub extent: Extent,
     pub a: i64,
     pub b: i64,
     pub c: i64,

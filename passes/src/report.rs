@@ -233,7 +233,9 @@ fn io_bytes(entry: &EntryProgram) -> u64 {
 /// Floating-point operations of the matrix products of one call: 2 m n k each.
 fn gemm_flops(f: &FuncProgram) -> u64 {
     let flops = |kind: &InstrKind| match kind {
-        InstrKind::Gemm(g) => 2 * g.m * g.n * g.k * g.batch.iter().map(|b| b.extent).product::<u64>(),
+        InstrKind::Gemm(g) => {
+            2 * g.m.full * g.n.full * g.k.full * g.batch.iter().map(|b| b.extent.full).product::<u64>()
+        }
         _ => 0,
     };
     f.instrs.iter().map(|i| flops(&i.kind)).sum()

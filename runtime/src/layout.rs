@@ -3,6 +3,7 @@
 //! Devices of a stage have the same layout relative to their base; only the slices of parameters differ, and equal slices are
 //! stored once. The program was validated: nothing here can overflow except the total, which is checked.
 
+use crate::extents;
 use crate::memory::ALIGN;
 use pcc_ir::program::{FuncProgram, Instr, InstrKind, Program, Slot, StageProgram, Step};
 use pcc_ir::{Diagnostic, Sharding, Type};
@@ -298,7 +299,8 @@ fn table_bytes(program: &Program) -> u64 {
         f.instrs.iter().map(of).sum()
     };
     let scalars: u64 = program.funcs.iter().map(scalars).sum();
-    let a_device = 1024 + 8 * program.params.len() as u64 + 8 * scalars;
+    let clips: u64 = program.funcs.iter().map(extents::count).sum();
+    let a_device = 1024 + 8 * program.params.len() as u64 + 8 * scalars + 16 * clips;
     (program.mesh.devices() as u64).saturating_mul(a_device)
 }
 

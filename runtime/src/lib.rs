@@ -5,6 +5,7 @@ mod artifact;
 mod block;
 mod distribute;
 mod executor;
+mod extents;
 mod generate;
 mod interpreter;
 mod kernel_object;

@@ -1,10 +1,11 @@
 //! All that is fixed once a program is loaded: memory, kernels, and what devices work out beforehand.
 
+use crate::extents::FuncExtents;
 use crate::kernels::{KernelSet, Operand};
 use crate::layout::{Layout, Mail};
 use crate::memory::Mapping;
-use pcc_ir::AxisRef;
 use pcc_ir::program::{Base, EntryProgram, FuncProgram, InstrKind, Loc, Program, Slot, Step};
+use pcc_ir::{AxisRef, Extent, Sizes};
 use std::collections::HashMap;
 
 /// A loaded program.
@@ -14,6 +15,7 @@ pub(crate) struct Machine {
     pub(crate) memory: Mapping,
     pub(crate) kernels: Box<dyn KernelSet>,
     pub(crate) scalars: Vec<FuncScalars>,
+    pub(crate) extents: Vec<FuncExtents>,
     pub(crate) groups: Groups,
     /// Per entry, stage and step: index into the entry's mails; `u32::MAX` for a call.
     pub(crate) step_mails: Vec<Vec<Vec<u32>>>,
@@ -28,9 +30,10 @@ impl Machine {
         kernels: Box<dyn KernelSet>,
     ) -> Self {
         let scalars = program.funcs.iter().map(|f| FuncScalars::new(&program, f)).collect();
+        let extents = program.funcs.iter().map(|f| FuncExtents::new(&program, f)).collect();
         let groups = Groups::new(&program);
         let step_mails = step_mails(&program, &layout);
-        Self { program, layout, memory, kernels, scalars, groups, step_mails }
+        Self { program, layout, memory, kernels, scalars, extents, groups, step_mails }
     }
 }
 
@@ -156,6 +159,9 @@ pub(crate) struct Binding<'a> {
     pub(crate) entry: usize,
     pub(crate) device: usize,
     pub(crate) micro_batch: usize,
+    pub(crate) sizes: Sizes,
+    /// Number of the function.
+    pub(crate) index: usize,
     pub(crate) func: &'a FuncProgram,
     pub(crate) slots: &'a [Slot],
 }
@@ -164,6 +170,16 @@ impl<'a> Binding<'a> {
     /// The same call on another device of the stage.
     pub(crate) fn on(&self, device: usize) -> Self {
         Self { device, ..*self }
+    }
+
+    /// Position of the device in its stage.
+    pub(crate) fn position(&self) -> usize {
+        self.device % self.machine.layout.stage_devices()
+    }
+
+    /// What the extents of an instruction are; see [`FuncExtents::of`].
+    pub(crate) fn extents(&self, instr: usize) -> impl FnMut(&Extent) -> u64 + '_ {
+        self.machine.extents[self.index].of(self.position(), instr, &self.sizes)
     }
 
     pub(crate) fn operand(&self, loc: &Loc) -> Operand<'a> {

@@ -103,7 +103,7 @@ impl Session {
         refuse_short_reduction(&machine.program, index, seq)?;
         let has_rows = |&m: &usize| (0..batch.replicas).any(|r| !batch.cell(rows, r, m).is_empty());
         let micro_batches = (0..batch.micro_batches).filter(has_rows).collect();
-        self.executor.run(Run { entry: index, micro_batches })?;
+        self.executor.run(Run { entry: index, micro_batches, rows, seq })?;
         distribute::read_outputs(&self.executor.shared().machine, index, rows, seq)
     }
 

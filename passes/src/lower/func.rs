@@ -10,7 +10,7 @@ use super::kernel_build::{Built, KernelBuilder, KernelTable};
 use super::materialise;
 use pcc_ir::ops::{Literal, Op};
 use pcc_ir::program::{ConstantData, FuncProgram, Instr, InstrKind, Launch, Loc, Note};
-use pcc_ir::{DType, Diagnostic, Func, Inst, InstId, Mesh, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Extent, Func, Inst, InstId, Mesh, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// A strided view of a buffer, in elements.
@@ -174,8 +174,13 @@ impl FuncLowering<'_> {
             .zip(accesses)
             .map(|(&(buf, offset), a)| buffers::pending(buf, offset as u64 * a.dtype.bytes() as u64))
             .collect();
-        let launch =
-            Launch { kernel, ptrs, extents: built.extents, strides: built.strides, scalars: built.scalars };
+        let launch = Launch {
+            kernel,
+            ptrs,
+            extents: built.extents.iter().map(|&n| Extent::full(n as u64)).collect(),
+            strides: built.strides,
+            scalars: built.scalars,
+        };
         self.emit(InstrKind::Kernel(launch), what, String::new());
     }
 

@@ -7,7 +7,7 @@ use super::kernel_build::KernelBuilder;
 use pcc_ir::kernel::{Node, NodeId};
 use pcc_ir::ops::{Attention, BinaryKind, CompareKind, DotGeneral, UnaryKind};
 use pcc_ir::program::{BatchDim, Gemm, InstrKind, Matrix};
-use pcc_ir::{DType, Diagnostic, Inst, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Extent, Inst, Type, ValueId};
 
 /// One dim of a product: its extent and its stride in each of a, b and c (0 where it does not occur).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,16 +62,16 @@ impl FuncLowering<'_> {
         let batch = merge(&outer);
         let matrix = |view: &View, row, col| Matrix { loc: Self::loc(view, 4), dtype: DType::F32, row, col };
         let gemm = Gemm {
-            m: m1.extent as u64,
-            n: n1.extent as u64,
-            k: k1.extent as u64,
+            m: Extent::full(m1.extent as u64),
+            n: Extent::full(n1.extent as u64),
+            k: Extent::full(k1.extent as u64),
             alpha,
             a: matrix(views[0], m1.a, k1.a),
             b: matrix(views[1], k1.b, n1.b),
             c: matrix(views[2], m1.c, n1.c),
             batch: batch
                 .iter()
-                .map(|s| BatchDim { extent: s.extent as u64, a: s.a, b: s.b, c: s.c })
+                .map(|s| BatchDim { extent: Extent::full(s.extent as u64), a: s.a, b: s.b, c: s.c })
                 .collect(),
             accumulate: false,
         };

@@ -212,11 +212,11 @@ impl<'a> Run<'a> {
 
     fn gemm(&mut self, at: usize, g: &Gemm) -> Result<(), Diagnostic> {
         let batch = |stride: fn(&pcc_ir::program::BatchDim) -> i64| -> Vec<(i64, i64)> {
-            g.batch.iter().map(|b| (i64::try_from(b.extent).unwrap_or(0), stride(b))).collect()
+            g.batch.iter().map(|b| (i64::try_from(b.extent.full).unwrap_or(0), stride(b))).collect()
         };
-        let a = self.matrix(at, &g.a, g.m, g.k, &batch(|b| b.a))?;
-        let b = self.matrix(at, &g.b, g.k, g.n, &batch(|b| b.b))?;
-        let c = self.matrix(at, &g.c, g.m, g.n, &batch(|b| b.c))?;
+        let a = self.matrix(at, &g.a, g.m.full, g.k.full, &batch(|b| b.a))?;
+        let b = self.matrix(at, &g.b, g.k.full, g.n.full, &batch(|b| b.b))?;
+        let c = self.matrix(at, &g.c, g.m.full, g.n.full, &batch(|b| b.c))?;
         let clash = |x: &Reach| x.buffer == c.buffer && x.at.meets(&c.at);
         if clash(&a) || clash(&b) {
             return Err(self.wrong(at, "writes its product over its operands"));
@@ -237,8 +237,9 @@ impl<'a> Run<'a> {
             );
             return Err(self.wrong(at, format!("should make {value}, but multiplies other values")).why(why));
         }
-        let batches = g.batch.iter().map(|b| u128::from(b.extent)).product::<u128>();
-        let work = [g.m, g.n, g.k].iter().map(|&n| u128::from(n)).product::<u128>().saturating_mul(batches);
+        let batches = g.batch.iter().map(|b| u128::from(b.extent.full)).product::<u128>();
+        let work =
+            [&g.m, &g.n, &g.k].iter().map(|n| u128::from(n.full)).product::<u128>().saturating_mul(batches);
         if work != wanted.work || g.alpha != wanted.alpha {
             let why = format!(
                 "{work} multiplications scaled by {}, instead of {} scaled by {}",

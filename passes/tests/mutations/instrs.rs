@@ -82,8 +82,8 @@ pub const KINDS: &[Kind] = &[
     }),
     ("product of another depth", |c| {
         gemms(c, |g| {
-            g.k -= 1;
-            g.k > 0
+            g.k.full -= 1;
+            g.k.full > 0
         })
     }),
     ("product with another scale", |c| {

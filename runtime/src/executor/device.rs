@@ -6,9 +6,11 @@ use super::schedule::Job;
 use super::{Run, Shared, Worker, lock};
 use crate::kernels::{FEW_ACCESSES, KernelCall};
 use crate::machine::Binding;
-use crate::product::{self, Product};
+use crate::product::{self, Product, Shape};
 use crate::trace::NO_INSTR;
-use pcc_ir::program::{CollectiveCall, Gemm, InstrKind, Launch, Step};
+use pcc_ir::Sizes;
+use pcc_ir::kernel_check::MAX_RANK;
+use pcc_ir::program::{CollectiveCall, InstrKind, Launch, Slot, Step};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
@@ -71,15 +73,8 @@ impl Shared {
             };
             let waits = match current {
                 Step::Call { func, slots, .. } => {
-                    let binding = Binding {
-                        machine: &self.machine,
-                        entry: run.entry,
-                        device: number,
-                        micro_batch,
-                        func: &self.machine.program.funcs[*func as usize],
-                        slots,
-                    };
-                    self.call(run, *func as usize, binding, &mut device, worker)
+                    let binding = self.binding(run, number, micro_batch, *func, slots);
+                    self.call(run, binding, &mut device, worker)
                 }
                 Step::Send { .. } | Step::Recv { .. } => {
                     let started = worker.clock.start();
@@ -106,15 +101,29 @@ impl Shared {
         }
     }
 
-    /// Runs the rest of a call.
-    fn call(
-        &self,
+    fn binding<'a>(
+        &'a self,
         run: &Run,
-        func: usize,
-        binding: Binding<'_>,
-        device: &mut Device,
-        worker: &mut Worker,
-    ) -> Waits {
+        device: usize,
+        micro_batch: usize,
+        func: u32,
+        slots: &'a [Slot],
+    ) -> Binding<'a> {
+        let program = &self.machine.program;
+        Binding {
+            machine: &self.machine,
+            entry: run.entry,
+            device,
+            micro_batch,
+            sizes: Sizes { batch: program.batch, rows: run.rows, micro_batch, seq: run.seq },
+            index: func as usize,
+            func: &program.funcs[func as usize],
+            slots,
+        }
+    }
+
+    /// Runs the rest of a call.
+    fn call(&self, run: &Run, binding: Binding<'_>, device: &mut Device, worker: &mut Worker) -> Waits {
         let instrs = binding.func.instrs.as_slice();
         while let Some(instr) = instrs.get(device.counter.instr) {
             if self.stopped() {
@@ -126,17 +135,16 @@ impl Shared {
                 |parts| Job::new(binding.device, binding.micro_batch, counter.step, counter.instr, parts);
             let released = match &instr.kind {
                 InstrKind::Kernel(launch) => {
-                    self.launch(func, counter.instr, launch, &binding, worker.number, job);
+                    self.launch(counter.instr, launch, &binding, worker.number, job);
                     true
                 }
                 InstrKind::Gemm(gemm) => {
-                    let parts = product::parts(gemm);
-                    self.in_parts(parts > 1, worker.number, job(parts), |p| run_product(gemm, &binding, p));
+                    let shape = Shape::new(gemm, binding.extents(counter.instr));
+                    let parts = product::parts(&shape);
+                    self.in_parts(parts > 1, worker.number, job(parts), |p| run_product(&shape, &binding, p));
                     true
                 }
-                InstrKind::Collective(call) => {
-                    self.meet(func, counter.instr, call, &binding, worker.number, job)
-                }
+                InstrKind::Collective(call) => self.meet(counter.instr, call, &binding, worker.number, job),
             };
             worker.record(started, run, binding.device, counter, counter.instr as u32);
             // A device that waits for its group goes on behind the collective.
@@ -159,27 +167,33 @@ impl Shared {
 
     fn launch(
         &self,
-        func: usize,
         instr: usize,
         launch: &Launch,
         binding: &Binding<'_>,
         worker: usize,
         job: impl Fn(usize) -> Job,
     ) {
-        let (rows, lane) = row_space(launch);
-        let touched = rows.saturating_mul(lane).saturating_mul(launch.ptrs.len() as i64);
+        let space = Space::new(launch, binding, instr);
+        let rows = space.rows;
+        let touched = rows.saturating_mul(space.lane()).saturating_mul(launch.ptrs.len() as i64);
         if rows > 1 && touched > SHARED_ELEMENTS && self.scheduler.has_idle() {
             let parts = (self.workers * PARTS_A_WORKER).min(rows as usize);
             self.scheduler.share(worker, job(parts), |part| {
-                self.run_rows(func, instr, launch, binding, rows_of_part(rows, parts, part));
+                self.run_rows(instr, launch, binding, &space, rows_of_part(rows, parts, part));
             });
         } else if rows > 0 {
-            self.run_rows(func, instr, launch, binding, 0..rows);
+            self.run_rows(instr, launch, binding, &space, 0..rows);
         }
     }
 
-    fn run_rows(&self, func: usize, instr: usize, launch: &Launch, binding: &Binding<'_>, rows: Range<i64>) {
-        let position = binding.device % self.machine.layout.stage_devices();
+    fn run_rows(
+        &self,
+        instr: usize,
+        launch: &Launch,
+        binding: &Binding<'_>,
+        space: &Space,
+        rows: Range<i64>,
+    ) {
         // Most kernels have few accesses: no allocation for those.
         let (mut few, many);
         let operands = match launch.ptrs.as_slice() {
@@ -200,9 +214,13 @@ impl Shared {
             &KernelCall {
                 kernel: launch.kernel,
                 operands,
-                extents: &launch.extents,
+                extents: space.extents(),
                 strides: &launch.strides,
-                scalars: self.machine.scalars[func].of(position, instr, launch.scalars.len()),
+                scalars: self.machine.scalars[binding.index].of(
+                    binding.position(),
+                    instr,
+                    launch.scalars.len(),
+                ),
             },
             rows,
         );
@@ -211,16 +229,15 @@ impl Shared {
     /// Arrives at a collective. The last member does it and releases the others; returns whether this one is the last.
     fn meet(
         &self,
-        func: usize,
         instr: usize,
         call: &CollectiveCall,
         binding: &Binding<'_>,
         worker: usize,
         job: impl Fn(usize) -> Job,
     ) -> bool {
-        let exchange = self.exchange(func, instr, call, *binding);
+        let exchange = self.exchange(instr, call, *binding);
         let size = exchange.members.len();
-        let arrived = &self.arrivals[self.meeting(func, instr, binding.device)].0;
+        let arrived = &self.arrivals[self.meeting(binding.index, instr, binding.device)].0;
         if arrived.fetch_add(1, AcqRel) + 1 < size as u32 {
             return false;
         }
@@ -233,16 +250,9 @@ impl Shared {
         true
     }
 
-    fn exchange<'a>(
-        &'a self,
-        func: usize,
-        instr: usize,
-        call: &'a CollectiveCall,
-        binding: Binding<'a>,
-    ) -> Exchange<'a> {
-        let stage_devices = self.machine.layout.stage_devices();
-        let position = binding.device % stage_devices;
-        let (_, members) = self.machine.groups.find(func, instr, position);
+    fn exchange<'a>(&'a self, instr: usize, call: &'a CollectiveCall, binding: Binding<'a>) -> Exchange<'a> {
+        let position = binding.position();
+        let (_, members) = self.machine.groups.find(binding.index, instr, position);
         Exchange { call, binding, stage_start: binding.device - position, members }
     }
 
@@ -296,34 +306,49 @@ impl Shared {
         let stage = job.device / self.machine.layout.stage_devices();
         let steps = &self.machine.program.entries[run.entry].stages[stage].steps;
         let Some(Step::Call { func, slots, .. }) = steps.get(job.step) else { return };
-        let function = &self.machine.program.funcs[*func as usize];
-        let binding = Binding {
-            machine: &self.machine,
-            entry: run.entry,
-            device: job.device,
-            micro_batch: job.micro_batch,
-            func: function,
-            slots,
-        };
-        match function.instrs.get(job.instr).map(|i| &i.kind) {
+        let binding = self.binding(run, job.device, job.micro_batch, *func, slots);
+        match binding.func.instrs.get(job.instr).map(|i| &i.kind) {
             Some(InstrKind::Kernel(launch)) => {
-                let rows = rows_of_part(row_space(launch).0, job.parts, part);
-                self.run_rows(*func as usize, job.instr, launch, &binding, rows);
+                let space = Space::new(launch, &binding, job.instr);
+                let rows = rows_of_part(space.rows, job.parts, part);
+                self.run_rows(job.instr, launch, &binding, &space, rows);
             }
-            Some(InstrKind::Gemm(gemm)) => run_product(gemm, &binding, part),
+            Some(InstrKind::Gemm(gemm)) => {
+                run_product(&Shape::new(gemm, binding.extents(job.instr)), &binding, part);
+            }
             Some(InstrKind::Collective(call)) => {
-                self.exchange(*func as usize, job.instr, call, binding).run_part(part);
+                self.exchange(job.instr, call, binding).run_part(part);
             }
             None => {}
         }
     }
 }
 
-/// Rows and lane extent of a launch. Validation bounds the product.
-fn row_space(launch: &Launch) -> (i64, i64) {
-    match launch.extents.split_last() {
-        Some((&lane, outer)) => (outer.iter().product(), lane),
-        None => (0, 0),
+/// The iteration space of a launch on a device at a run. Validation bounds rank and product.
+struct Space {
+    extents: [i64; MAX_RANK as usize],
+    rank: usize,
+    /// Rows to run: none when a dim is empty.
+    rows: i64,
+}
+
+impl Space {
+    fn new(launch: &Launch, binding: &Binding<'_>, instr: usize) -> Self {
+        let mut extents = [1; MAX_RANK as usize];
+        let rank = launch.extents.len().min(extents.len());
+        let mut extent = binding.extents(instr);
+        extents.iter_mut().zip(&launch.extents).for_each(|(to, e)| *to = extent(e) as i64);
+        let empty = rank == 0 || extents.contains(&0);
+        let rows = if empty { 0 } else { extents[..rank - 1].iter().product() };
+        Self { extents, rank, rows }
+    }
+
+    fn extents(&self) -> &[i64] {
+        &self.extents[..self.rank]
+    }
+
+    fn lane(&self) -> i64 {
+        self.extents().last().copied().unwrap_or(0)
     }
 }
 
@@ -332,7 +357,7 @@ fn rows_of_part(rows: i64, parts: usize, part: usize) -> Range<i64> {
     at(part)..at(part + 1)
 }
 
-fn run_product(gemm: &Gemm, binding: &Binding<'_>, part: usize) {
+fn run_product(gemm: &Shape, binding: &Binding<'_>, part: usize) {
     let [a, b, c] = [&gemm.a, &gemm.b, &gemm.c].map(|m| binding.operand(&m.loc));
     Product { gemm, a, b, c }.run_part(part);
 }

@@ -40,6 +40,10 @@ pub(crate) struct Run {
     pub(crate) entry: usize,
     /// The micro-batches that have rows, in order.
     pub(crate) micro_batches: Vec<usize>,
+    /// Rows over all replicas and micro-batches.
+    pub(crate) rows: usize,
+    /// Positions of the sequence, if an input has one.
+    pub(crate) seq: Option<usize>,
 }
 
 /// How to run.

@@ -7,11 +7,14 @@ mod double;
 mod few_rows;
 mod packing;
 pub(crate) mod panels;
+mod shape;
 mod widen;
+
+pub(crate) use shape::Shape;
 
 use crate::kernels::Operand;
 use pcc_ir::DType;
-use pcc_ir::program::{Gemm, Matrix};
+use pcc_ir::program::Matrix;
 use std::ops::Range;
 
 /// Work in one part, at least: 40 microseconds at 250 GFLOP/s, well above handing a part over.
@@ -28,7 +31,7 @@ const FEW: u64 = 8;
 
 /// A product with its operands' buffers.
 pub(crate) struct Product<'a> {
-    pub(crate) gemm: &'a Gemm,
+    pub(crate) gemm: &'a Shape,
     pub(crate) a: Operand<'a>,
     pub(crate) b: Operand<'a>,
     pub(crate) c: Operand<'a>,
@@ -75,11 +78,11 @@ impl Tile {
 }
 
 /// Number of indices of the batch dims. Validation bounds it.
-fn batches(g: &Gemm) -> u64 {
+fn batches(g: &Shape) -> u64 {
     g.batch.iter().map(|d| d.extent).product()
 }
 
-fn cut(g: &Gemm) -> Cut {
+fn cut(g: &Shape) -> Cut {
     let flops = 2.0 * g.m as f64 * g.n as f64 * g.k as f64;
     if flops < PART_FLOPS && g.m.min(g.n) > FEW {
         let batches = (PART_FLOPS / flops.max(1.0)).clamp(1.0, 1e6) as u64;
@@ -109,7 +112,7 @@ fn cut(g: &Gemm) -> Cut {
 }
 
 /// Number of parts of a product.
-pub(crate) fn parts(g: &Gemm) -> usize {
+pub(crate) fn parts(g: &Shape) -> usize {
     let cut = cut(g);
     let tiles = g.m.div_ceil(cut.m) * g.n.div_ceil(cut.n);
     (batches(g).div_ceil(cut.batches) * tiles) as usize

@@ -1,8 +1,10 @@
 //! Products against sums in f64.
 
+use super::shape::Loop;
 use super::*;
 use crate::memory::Mapping;
-use pcc_ir::program::{Base, BatchDim, Loc};
+use pcc_ir::program::{Base, BatchDim, Gemm, Loc};
+use pcc_ir::{Clip, Extent, Part};
 
 fn matrix(dtype: DType, row: i64, col: i64) -> Matrix {
     Matrix { loc: Loc { base: Base::Frame, offset: 0 }, dtype, row, col }
@@ -14,7 +16,7 @@ fn value(seed: u64, i: u64) -> f64 {
 }
 
 /// Runs `g`, parts in the given order, and compares with sums in f64. Returns c's bytes.
-fn check(g: &Gemm, backwards: bool) -> Vec<u8> {
+fn check(g: &Shape, backwards: bool) -> Vec<u8> {
     let elements = (g.m.max(g.k) * g.n.max(g.k) * batches(g)) as usize + 64;
     let mapping = Mapping::new(3 * elements * 8).unwrap();
     let windows: Vec<_> = (0..3).map(|i| mapping.window(i * elements * 8, elements * 8)).collect();
@@ -59,9 +61,9 @@ fn check(g: &Gemm, backwards: bool) -> Vec<u8> {
     bytes
 }
 
-fn gemm(m: u64, n: u64, k: u64) -> Gemm {
+fn gemm(m: u64, n: u64, k: u64) -> Shape {
     let f = DType::F32;
-    Gemm {
+    Shape {
         m,
         n,
         k,
@@ -101,7 +103,7 @@ fn all_layouts_and_sizes() {
 fn batches_with_shared_operands() {
     let mut g = gemm(5, 12, 7);
     // b is the same for every index of the second batch dim, as keys are for the heads of a group.
-    g.batch = vec![BatchDim { extent: 3, a: 70, b: 84, c: 120 }, BatchDim { extent: 2, a: 35, b: 0, c: 60 }];
+    g.batch = vec![Loop { extent: 3, a: 70, b: 84, c: 120 }, Loop { extent: 2, a: 35, b: 0, c: 60 }];
     check(&g, false);
 }
 
@@ -127,4 +129,35 @@ fn sixteen_bit_and_double_operands() {
     let mut g = gemm(4, 9, 16);
     g.b.dtype = DType::BF16;
     check(&g, false);
+}
+
+#[test]
+fn loops_join_when_the_clipped_rows_are_all_there() {
+    let clip = Clip { part: Part::Seq, global: 6, axes: Vec::new(), inner: 1 };
+    let f = DType::F32;
+    let g = Gemm {
+        m: Extent { full: 6, clip: Some(Box::new(clip)) },
+        n: 9.into(),
+        k: 5.into(),
+        alpha: 1.0,
+        a: matrix(f, 5, 1),
+        b: matrix(f, 9, 1),
+        c: matrix(f, 9, 1),
+        batch: vec![BatchDim { extent: 4.into(), a: 30, b: 0, c: 54 }],
+        accumulate: false,
+    };
+    let at = |m: u64| Shape::new(&g, |e| if e.clip.is_some() { m } else { e.full });
+    assert_eq!((at(6).m, at(6).batch.len()), (24, 0));
+    assert_eq!((at(2).m, at(2).batch.len()), (2, 1));
+    // One row of each: the loop is the rows.
+    assert_eq!((at(1).m, at(1).a.row, at(1).batch.len()), (4, 30, 0));
+    assert_eq!(parts(&at(0)), 0);
+    for m in [1, 2, 6] {
+        check(&at(m), false);
+    }
+    // Keys shared by the heads of a group: heads and queries join, whichever steps further.
+    let mut heads = g.clone();
+    (heads.a.row, heads.c.row) = (10, 18);
+    heads.batch = vec![BatchDim { extent: 2.into(), a: 5, b: 0, c: 9 }];
+    assert_eq!(Shape::new(&heads, |e| e.full).m, 12);
 }

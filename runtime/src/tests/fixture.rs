@@ -117,9 +117,9 @@ pub(crate) fn values(param: &LocalParam) -> Vec<f32> {
 pub(crate) fn gemm(m: u64, n: u64, k: u64, a: Loc, b: Loc, c: Loc) -> InstrKind {
     let matrix = |loc, row: u64| Matrix { loc, dtype: DType::F32, row: row as i64, col: 1 };
     InstrKind::Gemm(Gemm {
-        m,
-        n,
-        k,
+        m: m.into(),
+        n: n.into(),
+        k: k.into(),
         alpha: 1.0,
         a: matrix(a, k),
         b: matrix(b, n),
@@ -165,7 +165,7 @@ pub(crate) fn map_kernel(program: &mut Program, name: &str, rows: i64, lane: i64
     InstrKind::Kernel(Launch {
         kernel,
         ptrs: at.to_vec(),
-        extents: vec![rows, lane],
+        extents: vec![(rows as u64).into(), (lane as u64).into()],
         strides: [lane, 1, lane, 1].to_vec(),
         scalars: vec![],
     })

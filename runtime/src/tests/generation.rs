@@ -82,7 +82,7 @@ fn text_kernel(p: &mut Program, name: &str, rows: i64, seq: i64) -> InstrKind {
     InstrKind::Kernel(Launch {
         kernel,
         ptrs: vec![slot(0), slot(1), slot(3), slot(4)],
-        extents: vec![rows, 1],
+        extents: vec![(rows as u64).into(), 1.into()],
         strides: vec![seq, 0, 1, 0, SEQ as i64, 0, VOCAB as i64, 0],
         scalars: vec![],
     })

@@ -48,7 +48,7 @@ fn rich() -> Program {
     let embed = InstrKind::Kernel(Launch {
         kernel: lookup,
         ptrs: vec![slot(0), slot(1), frame(0)],
-        extents: vec![2, 4],
+        extents: vec![2.into(), 4.into()],
         strides: vec![1, 0, 0, 1, 4, 1],
         scalars: vec![
             Scalar::Const(4),
@@ -64,7 +64,7 @@ fn rich() -> Program {
     let cache = InstrKind::Kernel(Launch {
         kernel: put,
         ptrs: vec![slot(0), slot(3)],
-        extents: vec![2, 4],
+        extents: vec![2.into(), 4.into()],
         strides: vec![4, 1, 0, 1],
         scalars: vec![Scalar::Const(4), Scalar::Const(3)],
     });

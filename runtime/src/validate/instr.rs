@@ -8,10 +8,13 @@ use pcc_ir::program::{
     Base, CollectiveCall, CollectiveKind, FuncProgram, Gemm, InstrKind, Launch, Loc, Matrix, Program, Scalar,
 };
 use pcc_ir::sharding::local_extent;
-use pcc_ir::{DType, Mesh};
+use pcc_ir::{Clip, DType, Mesh};
 use std::ops::Range;
 
 pub(super) fn check(program: &Program, func: &FuncProgram, kind: &InstrKind) -> Result<(), String> {
+    for clip in kind.extents().into_iter().filter_map(|e| e.clip.as_deref()) {
+        check_clip(&program.mesh, clip)?;
+    }
     match kind {
         InstrKind::Kernel(launch) => check_launch(program, func, launch),
         InstrKind::Gemm(gemm) => check_gemm(func, gemm),
@@ -68,7 +71,10 @@ fn check_launch(program: &Program, func: &FuncProgram, launch: &Launch) -> Resul
             kernel.name
         ));
     }
-    let product = launch.extents.iter().try_fold(1i64, |n, &e| n.checked_mul(e).filter(|_| e >= 0));
+    let product = launch
+        .extents
+        .iter()
+        .try_fold(1i64, |n, e| i64::try_from(e.full).ok().and_then(|e| n.checked_mul(e)));
     if product.is_none_or(|n| n as u64 >= LARGEST) {
         return Err(format!("extents {:?} are negative or too large", launch.extents));
     }
@@ -106,7 +112,8 @@ fn access_reach(
     let rank = launch.extents.len();
     let access = &kernel.accesses[index];
     let mut plain = Reach::POINT;
-    for (dim, (&extent, &stride)) in launch.extents.iter().zip(&launch.strides[index * rank..]).enumerate() {
+    for (dim, (extent, &stride)) in launch.extents.iter().zip(&launch.strides[index * rank..]).enumerate() {
+        let extent = extent.full;
         let fixed = match access.lane {
             Lane::Unit => 1,
             Lane::Broadcast => 0,
@@ -146,6 +153,17 @@ fn check_scalar(mesh: &Mesh, scalar: &Scalar) -> Result<(), String> {
     }
 }
 
+/// A clip can be worked out on every device at every run; what it allows is never more than the whole extent.
+fn check_clip(mesh: &Mesh, clip: &Clip) -> Result<(), String> {
+    if clip.global == 0 || clip.global >= LARGEST || clip.inner >= LARGEST {
+        return Err(format!(
+            "a dim of {} clipped in steps of {} is too large or empty",
+            clip.global, clip.inner
+        ));
+    }
+    check_axes(mesh, &clip.axes)
+}
+
 /// What a scalar lies in on every device, at least.
 fn scalar_bounds(scalar: &Scalar) -> Range<i128> {
     match scalar {
@@ -158,36 +176,37 @@ fn scalar_bounds(scalar: &Scalar) -> Range<i128> {
 fn check_gemm(func: &FuncProgram, g: &Gemm) -> Result<(), String> {
     let small = |n: u64| n < 1 << 40;
     let batches =
-        g.batch.iter().try_fold(1u64, |n, d| n.checked_mul(d.extent).filter(|&n| n > 0 && small(n)));
-    if ![g.m, g.n, g.k].into_iter().all(small) || batches.is_none() || g.batch.len() > DIMS {
-        return Err(format!("extents {} {} {} or its batch are too large or zero", g.m, g.n, g.k));
+        g.batch.iter().try_fold(1u64, |n, d| n.checked_mul(d.extent.full).filter(|&n| n > 0 && small(n)));
+    let (m, n, k) = (g.m.full, g.n.full, g.k.full);
+    if ![m, n, k].into_iter().all(small) || batches.is_none() || g.batch.len() > DIMS {
+        return Err(format!("extents {m} {n} {k} or its batch are too large or zero"));
     }
     let types = [g.a.dtype, g.b.dtype, g.c.dtype];
     let half_or_single = |d: &DType| matches!(d, DType::F32 | DType::BF16 | DType::F16);
     if types != [DType::F64; 3] && !types.iter().all(half_or_single) {
         return Err(format!("there is no product of {} and {} into {}", types[0], types[1], types[2]));
     }
-    if g.m == 0 || g.n == 0 {
+    if m == 0 || n == 0 {
         return Ok(());
     }
     let reach = |m: &Matrix, rows: u64, cols: u64, batch: fn(&pcc_ir::program::BatchDim) -> i64| {
         let plain = Reach::POINT.along(rows.into(), m.row.into()).along(cols.into(), m.col.into());
-        g.batch.iter().fold(plain, |r, d| r.along(d.extent.into(), batch(d).into()))
+        g.batch.iter().fold(plain, |r, d| r.along(d.extent.full.into(), batch(d).into()))
     };
     let one = |name: &str, m: &Matrix, write: bool, r: Reach| {
         span(func, &m.loc, write, m.dtype, r).map_err(|why| format!("matrix {name}: {why}"))
     };
-    let c = one("c", &g.c, true, reach(&g.c, g.m, g.n, |d| d.c))?;
+    let c = one("c", &g.c, true, reach(&g.c, m, n, |d| d.c))?;
     // Strides of zero make any extent fit: elements of c are distinct, and so are rows of b.
     let held =
         |m: &Matrix| Ok::<_, String>(u128::from(buffer(func, &m.loc, false)?) / m.dtype.bytes() as u128);
-    let made = u128::from(g.m) * u128::from(g.n) * u128::from(batches.unwrap_or(1));
-    if made > held(&g.c)? || u128::from(g.k) > held(&g.b)? {
-        return Err(format!("extents {} {} {} are more than the buffers have elements", g.m, g.n, g.k));
+    let made = u128::from(m) * u128::from(n) * u128::from(batches.unwrap_or(1));
+    if made > held(&g.c)? || u128::from(k) > held(&g.b)? {
+        return Err(format!("extents {m} {n} {k} are more than the buffers have elements"));
     }
-    if g.k > 0 {
-        let a = one("a", &g.a, false, reach(&g.a, g.m, g.k, |d| d.a))?;
-        let b = one("b", &g.b, false, reach(&g.b, g.k, g.n, |d| d.b))?;
+    if k > 0 {
+        let a = one("a", &g.a, false, reach(&g.a, m, k, |d| d.a))?;
+        let b = one("b", &g.b, false, reach(&g.b, k, n, |d| d.b))?;
         if overlap(func, (&g.c.loc, &c), (&g.a.loc, &a)) || overlap(func, (&g.c.loc, &c), (&g.b.loc, &b)) {
             return Err("matrix c overlaps one it is made of".to_owned());
         }

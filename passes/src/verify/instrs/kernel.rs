@@ -96,7 +96,8 @@ impl<'a> Run<'a> {
         let a = &kernel.accesses[access];
         let rank = kernel.rank as usize;
         let strides = &launch.strides[access * rank..(access + 1) * rank];
-        let lane = (launch.extents[rank - 1], strides[rank - 1]);
+        let extent = |d: usize| i64::try_from(launch.extents[d].full).unwrap_or(i64::MAX);
+        let lane = (extent(rank - 1), strides[rank - 1]);
         let moves_right = match a.lane {
             Lane::Unit => lane.1 == 1,
             Lane::Broadcast => lane.1 == 0,
@@ -108,8 +109,7 @@ impl<'a> Run<'a> {
                 format!("steps access {access} by {} where its code expects {:?}", lane.1, a.lane),
             ));
         }
-        let mut steps: Vec<(i64, i64)> =
-            launch.extents.iter().copied().zip(strides.iter().copied()).collect();
+        let mut steps: Vec<(i64, i64)> = strides.iter().enumerate().map(|(d, &s)| (extent(d), s)).collect();
         if let Some((stride, limit)) = indexed {
             let Scalar::Const(stride) = launch.scalars[stride as usize] else {
                 return Err(self.wrong(at, "indexes by a stride that differs from device to device"));
