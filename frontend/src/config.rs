@@ -116,6 +116,20 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A size under the first of these names that is present; the others must agree with it.
+    pub(crate) fn size_of(&self, keys: &[&str]) -> Result<Option<usize>, Diagnostic> {
+        let mut found = None;
+        for key in keys {
+            match (found, self.size(key)?) {
+                (Some(a), Some(b)) if a != b => {
+                    return Err(self.wrong(key, format!("`{}` says {a}", keys.join("` or `"))));
+                }
+                (a, b) => found = a.or(b),
+            }
+        }
+        Ok(found)
+    }
+
     pub(crate) fn required(&self, key: &str) -> Result<usize, Diagnostic> {
         self.size(key)?.ok_or_else(|| self.missing(key))
     }

@@ -139,6 +139,7 @@ fn build_family(
         Some(checkpoint) => d.naming.bind(&mut network, checkpoint)?,
         None => notices.push(format!("no weights were given: they are random, from seed {}", options.seed)),
     }
+    notices.extend(d.transformer.notice(seq));
     let info = ModelInfo {
         name,
         family: d.family.into(),

@@ -4,7 +4,9 @@
 //! the published model holds it; the suffix (`weight`, `bias`) is kept. [`Naming::bind`] turns a checkpoint's tensors into
 //! views of logical shape and reports everything that does not fit in one message.
 
-use crate::transformer::{Kind, Network, Weight};
+mod layout;
+
+use crate::transformer::{Network, Weight};
 use crate::weights::{Checkpoint, ElementType, list_names};
 use pcc_ir::source::TensorView;
 use pcc_ir::{Diagnostic, ParamSource};
@@ -18,17 +20,44 @@ pub struct Row {
     pub role: &'static str,
     /// Published name without the suffix; `{i}` stands for the layer.
     pub module: &'static str,
-    /// The weight is the k-th of n equal parts of the published tensor's outputs.
-    pub part: Option<(usize, usize)>,
+    pub piece: Piece,
+}
+
+/// Which of the published tensor's outputs a weight has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    Whole,
+    /// The k-th of n equal parts.
+    Part(usize, usize),
+    /// These, of a projection to all queries, then all keys, then all values.
+    Stacked(Qkv),
+    /// These, of a projection to the queries, the key and the value of one kv head after another.
+    PerHead(Qkv),
+}
+
+/// Queries `[.., kv, group, head_dim]`, or keys or values `[.., kv, head_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Qkv {
+    Queries,
+    Keys,
+    Values,
 }
 
 impl Row {
     pub const fn new(role: &'static str, module: &'static str) -> Self {
-        Self { role, module, part: None }
+        Self { role, module, piece: Piece::Whole }
     }
 
     pub const fn part(role: &'static str, module: &'static str, k: usize, n: usize) -> Self {
-        Self { role, module, part: Some((k, n)) }
+        Self { role, module, piece: Piece::Part(k, n) }
+    }
+
+    pub const fn stacked(role: &'static str, module: &'static str, which: Qkv) -> Self {
+        Self { role, module, piece: Piece::Stacked(which) }
+    }
+
+    pub const fn per_head(role: &'static str, module: &'static str, which: Qkv) -> Self {
+        Self { role, module, piece: Piece::PerHead(which) }
     }
 }
 
@@ -70,7 +99,7 @@ impl Naming {
     pub fn name(&self, role: &str, layer: Option<usize>) -> String {
         let (module, suffix) = split_suffix(role);
         match self.row(module) {
-            Some(row) if row.part.is_some() => {
+            Some(row) if row.piece != Piece::Whole => {
                 let (_, part) = split_suffix(module);
                 format!("{}.{part}.{suffix}", in_layer(row.module, layer))
             }
@@ -160,43 +189,8 @@ impl Naming {
     /// The stored tensor in the logical shape.
     fn arrange(&self, weight: &Weight, stored: TensorView) -> Result<TensorView, String> {
         let (module, _) = split_suffix(&weight.role);
-        let (part, parts) = self.row(module).and_then(|r| r.part).unwrap_or((0, 1));
-        let inputs = match weight.kind {
-            Kind::Matrix { inputs } => inputs,
-            Kind::Table => weight.shape.len(),
-            Kind::Bias | Kind::Scale => 0,
-        };
-        let (ins, outs) = weight.shape.split_at_checked(inputs).unwrap_or((&weight.shape, &[]));
-        let (n_in, n_out): (usize, usize) = (ins.iter().product(), outs.iter().product());
-        let needed = match (weight.kind, self.matrices) {
-            (Kind::Table, _) => weight.shape.clone(),
-            (Kind::Bias | Kind::Scale, _) => vec![n_out * parts],
-            (Kind::Matrix { .. }, Matrices::OutputsFirst) => vec![n_out * parts, n_in],
-            (Kind::Matrix { .. }, Matrices::InputsFirst) => vec![n_in, n_out * parts],
-        };
-        let shape = stored.shape();
-        if shape != needed {
-            return Err(format!("has shape {shape:?} where {needed:?} is needed"));
-        }
-        let view = match (weight.kind, self.matrices) {
-            (Kind::Table, _) => Ok(stored),
-            (Kind::Bias | Kind::Scale, _) => {
-                stored.slice(0, part * n_out, n_out).and_then(|v| v.split(0, outs))
-            }
-            (Kind::Matrix { .. }, Matrices::OutputsFirst) => {
-                let order: Vec<usize> = (outs.len()..weight.shape.len()).chain(0..outs.len()).collect();
-                stored
-                    .slice(0, part * n_out, n_out)
-                    .and_then(|v| v.split(1, ins))
-                    .and_then(|v| v.split(0, outs))
-                    .and_then(|v| v.permute(&order))
-            }
-            (Kind::Matrix { .. }, Matrices::InputsFirst) => stored
-                .slice(1, part * n_out, n_out)
-                .and_then(|v| v.split(1, outs))
-                .and_then(|v| v.split(0, ins)),
-        };
-        view.map_err(|e| format!("cannot be arranged: {}", e.why))
+        let piece = self.row(module).map_or(Piece::Whole, |r| r.piece);
+        layout::arrange(weight, piece, self.matrices, stored)
     }
 }
 

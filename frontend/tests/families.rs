@@ -58,6 +58,47 @@ fn bert(class: &str, hidden: usize, layers: usize, heads: usize) -> Value {
     })
 }
 
+fn phi3(hidden: usize, heads: [usize; 2], ffn: usize, vocab: usize) -> Value {
+    let layers = if hidden == 3072 { 32 } else { 40 };
+    llama("phi3", hidden, layers, heads, ffn, vocab, false)
+}
+
+fn gemma2() -> Value {
+    json!({
+        "model_type": "gemma2", "hidden_size": 4608, "num_hidden_layers": 46, "num_attention_heads": 32,
+        "num_key_value_heads": 16, "head_dim": 128, "intermediate_size": 36864, "vocab_size": 256_000,
+        "query_pre_attn_scalar": 144, "sliding_window": 256, "max_position_embeddings": 8192,
+    })
+}
+
+fn gpt_neox() -> Value {
+    json!({
+        "model_type": "gpt_neox", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8,
+        "intermediate_size": 8192, "vocab_size": 50304, "rotary_pct": 0.25,
+    })
+}
+
+fn opt() -> Value {
+    json!({
+        "model_type": "opt", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "ffn_dim": 16384,
+        "vocab_size": 50272, "word_embed_proj_dim": 4096, "prefix": "</s>",
+    })
+}
+
+fn bloom() -> Value {
+    json!({
+        "model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "vocab_size": 250_880,
+        "offset_alibi": 100,
+    })
+}
+
+fn falcon() -> Value {
+    json!({
+        "model_type": "falcon", "hidden_size": 4544, "n_layer": 32, "n_head": 71, "vocab_size": 65024,
+        "multi_query": true, "max_seq_len": 2048,
+    })
+}
+
 #[test]
 fn published_parameter_totals() {
     let llama3 = json!({
@@ -83,6 +124,13 @@ fn published_parameter_totals() {
         (gpt2(768, 12, 12), 12, 124_439_808),                                         // GPT-2
         (gpt2(1024, 24, 16), 24, 354_823_168),                                        // GPT-2 medium
         (gpt2(1280, 36, 20), 36, 774_030_080),                                        // GPT-2 large
+        (phi3(3072, [32, 32], 8192, 32064), 32, 3_821_079_552),                       // Phi-3.5 mini
+        (phi3(5120, [40, 10], 17920, 100_352), 40, 14_659_507_200),                   // Phi-4
+        (gemma2(), 46, 27_227_128_320),                                               // Gemma 2 27B
+        (gpt_neox(), 16, 1_011_781_632),                                              // Pythia 1B
+        (opt(), 32, 6_658_473_984),                                                   // OPT 6.7B
+        (bloom(), 70, 176_247_271_424),                                               // BLOOM
+        (falcon(), 32, 6_921_720_704),                                                // Falcon 7B
         (bert("BertForMaskedLM", 768, 12, 12), 12, 109_514_298),                      // BERT base
         (bert("BertModel", 384, 6, 12), 6, 22_713_216),                               // all-MiniLM-L6
     ] {
@@ -97,8 +145,9 @@ fn published_parameter_totals() {
             Task::Encoder => assert_eq!(entries, ["forward"]),
             _ => assert_eq!(entries, ["forward", "prefill", "decode"]),
         }
-        // One function for all layers: embed, layer, head and the entry itself.
-        assert!(model.module.funcs.len() <= 4 * entries.len(), "{config}");
+        // One function for all layers, two where windows alternate: embed, layer, head and the entry itself.
+        let kinds = if config["model_type"] == "gemma2" { 2 } else { 1 };
+        assert!(model.module.funcs.len() <= (3 + kinds) * entries.len(), "{config}");
     }
 }
 
@@ -116,7 +165,10 @@ fn tiny() -> Value {
 fn unknown_models_and_fields_are_refused_by_name() {
     let mixtral = refusal(&with(tiny(), "model_type", json!("mixtral")));
     assert!(
-        mixtral.contains("`mixtral`") && mixtral.contains("bert, gpt2, llama, mistral, qwen2, qwen3"),
+        mixtral.contains("`mixtral`")
+            && mixtral.contains(
+                "bert, bloom, falcon, gemma2, gpt2, gpt_neox, llama, mistral, opt, phi3, qwen2, qwen3"
+            ),
         "{mixtral}"
     );
     for (field, value) in [
@@ -146,6 +198,44 @@ fn unknown_models_and_fields_are_refused_by_name() {
     assert!(
         refusal(&with(gpt2(12, 1, 3), "scale_attn_by_inverse_layer_idx", json!(true))).contains("inverse")
     );
+}
+
+/// What the classes cannot run, or run as another function.
+#[test]
+fn fields_of_the_families_are_refused_by_name() {
+    let scaling = |kind: &str| json!({"type": kind, "short_factor": [1.0], "long_factor": [2.0]});
+    let short = with(phi3(64, [8, 8], 8, 11), "rope_scaling", scaling("longrope"));
+    for (config, field, value) in [
+        (gemma2(), "use_bidirectional_attention", json!(true)),
+        (gemma2(), "layer_types", json!(["full_attention"])),
+        (gemma2(), "attn_logit_softcapping", json!(0)),
+        (gemma2(), "hidden_activation", json!("mish")),
+        (gpt_neox(), "rotary_pct", json!(0.001)),
+        (gpt_neox(), "is_decoder", json!(true)),
+        (opt(), "layer_norm_elementwise_affine", json!(false)),
+        (opt(), "num_attention_heads", json!(31)),
+        (bloom(), "apply_residual_connection_post_layernorm", json!(true)),
+        (bloom(), "n_inner", json!(1000)),
+        (bloom(), "num_hidden_layers", json!(71)),
+        (falcon(), "num_ln_in_parallel_attn", json!(2)),
+        (falcon(), "rope_scaling", scaling("yarn")),
+        (with(falcon(), "new_decoder_architecture", json!(true)), "parallel_attn", json!(false)),
+        (with(falcon(), "new_decoder_architecture", json!(true)), "num_kv_heads", json!(8)),
+        (phi3(64, [8, 8], 8, 11), "attention_bias", json!(true)),
+        (phi3(64, [8, 8], 8, 11), "rope_scaling", json!({"rope_type": "linear", "factor": 2.0})),
+        (phi3(64, [8, 8], 8, 11), "partial_rotary_factor", json!(1.5)),
+        (short.clone(), "original_max_position_embeddings", json!(64)),
+        (short, "original_max_position_embeddings", Value::Null),
+    ] {
+        let message = refusal(&with(config, field, value.clone()));
+        let key = match (field, value.is_null(), message.contains("`rope_scaling.")) {
+            ("original_max_position_embeddings", false, true) => "rope_scaling.short_factor",
+            ("rope_scaling", _, true) if message.contains(".type`") => "rope_scaling.type",
+            ("rope_scaling", _, true) => "rope_scaling.rope_type",
+            _ => field,
+        };
+        assert!(message.contains(&format!("`{key}`")), "{field}: {message}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod artifacts;
 mod broken;
 mod commands;
 mod descriptions;
+mod families;
 mod graphs;
 mod interrupted;
 mod mesh_flags;

@@ -7,7 +7,7 @@ use super::{Description, head_dim, layers};
 use crate::config::Config;
 use crate::naming::{Matrices, Naming, Row};
 use crate::transformer::{
-    Arrangement, Attention, Embedding, Head, Kind, Layer, Mlp, Norm, Transformer, Weight,
+    Arrangement, Attention, Embedding, Head, Kind, Layer, Mlp, Norm, Positions, Transformer, Weight,
 };
 use pcc_ir::Diagnostic;
 use pcc_ir::ops::UnaryKind;
@@ -72,16 +72,10 @@ pub(super) fn read(c: &Config) -> Result<Description, Diagnostic> {
         arrangement: Arrangement::PostNorm,
         norm,
         attention: Attention {
-            kv: heads,
-            group: 1,
-            head_dim,
             qkv_bias: true,
             out_bias: true,
-            qk_norm: None,
-            rope: None,
             causal: false,
-            window: None,
-            scale: 1.0 / (head_dim as f64).sqrt(),
+            ..Attention::new(heads, 1, head_dim)
         },
         mlp: Mlp { ffn: c.required("intermediate_size")?, act, gated: false, bias: true },
     };
@@ -93,12 +87,13 @@ pub(super) fn read(c: &Config) -> Result<Description, Diagnostic> {
         vocab,
         max_seq,
         embedding: Embedding {
-            positions: Some(max_seq),
+            positions: Some(Positions { rows: max_seq, offset: 0 }),
             token_types: Some(c.size("type_vocab_size")?.unwrap_or(2)),
             norm: Some(norm),
+            ..Embedding::default()
         },
         layers: vec![layer; layers(c, "num_hidden_layers")?],
-        head: Head { norm: None, tied: true },
+        head: Head { tied: true, ..Head::default() },
         unused: if masked_lm { masked_lm_head(hidden, vocab) } else { pooler(hidden) },
     };
     Ok(Description {

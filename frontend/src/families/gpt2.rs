@@ -3,7 +3,7 @@
 use super::{Description, head_dim, layers};
 use crate::config::Config;
 use crate::naming::{Matrices, Naming, Row};
-use crate::transformer::{Arrangement, Attention, Embedding, Head, Layer, Mlp, Norm, Transformer};
+use crate::transformer::{Arrangement, Attention, Embedding, Head, Layer, Mlp, Norm, Positions, Transformer};
 use pcc_ir::Diagnostic;
 use pcc_ir::ops::UnaryKind;
 use pcc_ir::program::Task;
@@ -49,18 +49,7 @@ pub(super) fn read(c: &Config) -> Result<Description, Diagnostic> {
     let layer = Layer {
         arrangement: Arrangement::PreNorm,
         norm,
-        attention: Attention {
-            kv: heads,
-            group: 1,
-            head_dim,
-            qkv_bias: true,
-            out_bias: true,
-            qk_norm: None,
-            rope: None,
-            causal: true,
-            window: None,
-            scale: 1.0 / (head_dim as f64).sqrt(),
-        },
+        attention: Attention { qkv_bias: true, out_bias: true, ..Attention::new(heads, 1, head_dim) },
         mlp: Mlp {
             ffn: c.size("n_inner")?.unwrap_or(4 * hidden),
             act: c.activation("activation_function", UnaryKind::GeluTanh)?,
@@ -74,9 +63,12 @@ pub(super) fn read(c: &Config) -> Result<Description, Diagnostic> {
         hidden,
         vocab: c.required("vocab_size")?,
         max_seq,
-        embedding: Embedding { positions: Some(max_seq), token_types: None, norm: None },
+        embedding: Embedding {
+            positions: Some(Positions { rows: max_seq, offset: 0 }),
+            ..Embedding::default()
+        },
         layers: vec![layer; layers(c, "n_layer")?],
-        head: Head { norm: Some(norm), tied },
+        head: Head { norm: Some(norm), tied, ..Head::default() },
         unused: vec![],
     };
     Ok(Description { family: "gpt2", class, transformer, naming: if tied { &TIED_NAMING } else { &NAMING } })

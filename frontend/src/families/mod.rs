@@ -3,13 +3,21 @@
 //! Adding one is a file here with its `read` function and its [`Naming`], and a line in [`FAMILIES`].
 
 mod bert;
+mod bloom;
+mod falcon;
+mod gemma2;
 mod gpt2;
+mod gpt_neox;
 mod llama;
+mod opt;
+mod phi3;
+mod rope;
 
 use crate::config::Config;
 use crate::naming::Naming;
 use crate::transformer::Transformer;
 use pcc_ir::Diagnostic;
+use serde_json::Value;
 
 /// A model as its config describes it.
 #[derive(Clone, Debug)]
@@ -31,9 +39,15 @@ struct Family {
 /// In the order messages list them.
 const FAMILIES: &[Family] = &[
     Family { model_type: "bert", read: bert::read },
+    Family { model_type: "bloom", read: bloom::read },
+    Family { model_type: "falcon", read: falcon::read },
+    Family { model_type: "gemma2", read: gemma2::read },
     Family { model_type: "gpt2", read: gpt2::read },
+    Family { model_type: "gpt_neox", read: gpt_neox::read },
     Family { model_type: "llama", read: llama::llama },
     Family { model_type: "mistral", read: llama::mistral },
+    Family { model_type: "opt", read: opt::read },
+    Family { model_type: "phi3", read: phi3::read },
     Family { model_type: "qwen2", read: llama::qwen2 },
     Family { model_type: "qwen3", read: llama::qwen3 },
 ];
@@ -66,9 +80,33 @@ pub(crate) fn read(config: &Config) -> Result<Description, Diagnostic> {
 
 /// Number of layers under `key`.
 fn layers(config: &Config, key: &str) -> Result<usize, Diagnostic> {
-    match config.required(key)? {
+    check_layers(config, key, config.required(key)?)
+}
+
+fn check_layers(config: &Config, key: &str, n: usize) -> Result<usize, Diagnostic> {
+    match n {
         n if n > MAX_LAYERS => Err(config.wrong(key, format!("at most {MAX_LAYERS} layers are supported"))),
         n => Ok(n),
+    }
+}
+
+/// Query heads to each kv head, which must be whole.
+fn group(config: &Config, heads: usize, kv: usize, key: &str) -> Result<usize, Diagnostic> {
+    match heads % kv {
+        0 => Ok(heads / kv),
+        _ => Err(config.wrong(key, format!("it does not divide the {heads} attention heads"))),
+    }
+}
+
+/// What `layer_types` says of each layer, if it is there: whether its attention has a window. `key` holds their number.
+fn sliding_layers(config: &Config, key: &str) -> Result<Option<Vec<bool>>, Diagnostic> {
+    const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+    let Some(types) = config.get("layer_types") else { return Ok(None) };
+    let read = |t: &Value| t.as_str().filter(|t| KINDS.contains(t)).map(|t| t == KINDS[1]);
+    let sliding: Option<Vec<bool>> = types.as_array().and_then(|list| list.iter().map(read).collect());
+    match sliding {
+        Some(list) if list.len() == layers(config, key)? => Ok(Some(list)),
+        _ => Err(config.wrong("layer_types", format!("one of {} a layer is needed", KINDS.join(" or ")))),
     }
 }
 

@@ -1,8 +1,8 @@
-//! Grouped-query attention over `[kv, group, head_dim]`, with rotary positions, norms of q and k, and a cache.
+//! Grouped-query attention over `[kv, group, head_dim]`, with rotary positions or linear biases, norms of q and k, and a cache.
 
 use super::Attention;
 use super::func::FuncBuilder;
-use pcc_ir::ops::{self, Op, Update};
+use pcc_ir::ops::{self, Constant, Literal, Op, Update};
 use pcc_ir::{Diagnostic, Type, ValueId};
 
 /// Names of the two caches of a layer, as arguments of its functions.
@@ -18,7 +18,7 @@ pub(super) enum Mode {
     Step { positions: ValueId },
 }
 
-/// The value of attention before its output projection, and the new caches.
+/// What attention or a layer gives, and the new caches.
 pub(super) struct Attended {
     pub(super) out: ValueId,
     pub(super) caches: Option<[ValueId; 2]>,
@@ -30,8 +30,8 @@ impl Attention {
         Type::f32([rows, seq, self.kv, self.head_dim])
     }
 
-    /// `x [b, s, h] -> [b, s, h]`; weights `attn.{q,k,v,o}`, norms `attn.q_norm`, `attn.k_norm`. Functions with caches get
-    /// `seq` positions of them as two more arguments.
+    /// `x [b, s, h] -> [b, s, h]` up to the bias of the output ([`Self::bias`]); weights `attn.{q,k,v,o}`, norms `attn.q_norm`,
+    /// `attn.k_norm`. Functions with caches get `seq` positions of them as two more arguments.
     pub(super) fn build(
         &self,
         f: &mut FuncBuilder,
@@ -54,7 +54,7 @@ impl Attention {
             Mode::Step { positions } => f.op(Op::Reshape(vec![rows, 1]), &[positions], &loc)?,
         };
         if let Some(rope) = &self.rope {
-            let angles = rope.angles(f, q_pos, &loc)?;
+            let angles = rope.angles(f, q_pos, seq, &loc)?;
             q = rope.rotate(f, q, angles, &loc)?;
             k = rope.rotate(f, k, angles, &loc)?;
         }
@@ -74,10 +74,22 @@ impl Attention {
         }
         // A window no shorter than the sequence hides nothing.
         let window = self.window.filter(|&w| w < seq);
-        let attention = ops::Attention { scale: self.scale, causal: self.causal, window, softcap: None };
-        let out = f.op(Op::Attention(attention), &[q, keys, values, q_pos, k_pos], &loc)?;
-        let out = f.linear(out, "attn.o", &[self.kv, self.group, self.head_dim, hidden], 3, self.out_bias)?;
+        let attention =
+            ops::Attention { scale: self.scale, causal: self.causal, window, softcap: self.softcap };
+        let mut operands = vec![q, keys, values, q_pos, k_pos];
+        if let Some(slopes) = &self.slopes {
+            let ty = Type::f32([self.kv, self.group]);
+            let slopes = Constant { ty, value: Literal::Dense(slopes.clone()) };
+            operands.push(f.op(Op::Constant(slopes), &[], &loc)?);
+        }
+        let out = f.op(Op::Attention(attention), &operands, &loc)?;
+        let out = f.product(out, "attn.o", &[self.kv, self.group, self.head_dim, hidden], 3)?;
         Ok(Attended { out, caches })
+    }
+
+    /// Adds the output's bias, if there is one.
+    pub(super) fn bias(&self, f: &mut FuncBuilder, out: ValueId) -> Result<ValueId, Diagnostic> {
+        f.bias(out, "attn.o", 1, self.out_bias)
     }
 
     fn write(

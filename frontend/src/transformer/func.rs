@@ -122,7 +122,7 @@ impl<'a> FuncBuilder<'a> {
         self.op(Op::Constant(Constant { ty, value: Literal::Splat(value) }), &[], loc)
     }
 
-    /// Contracts the last dims of x with the first `inputs` dims of the weight: `[b, s, h] x [h, f] -> [b, s, f]`.
+    /// A linear map of the last dims of x: [`Self::product`] and [`Self::bias`].
     pub(super) fn linear(
         &mut self,
         x: ValueId,
@@ -130,6 +130,24 @@ impl<'a> FuncBuilder<'a> {
         weight: &[usize],
         inputs: usize,
         bias: bool,
+    ) -> Result<ValueId, Diagnostic> {
+        let y = self.product(x, role, weight, inputs)?;
+        self.bias(y, role, weight.len().saturating_sub(inputs), bias)
+    }
+
+    /// `x * factor`.
+    pub(super) fn scaled(&mut self, x: ValueId, factor: f64, loc: &str) -> Result<ValueId, Diagnostic> {
+        let factor = self.splat(self.ty(x).clone(), factor, loc)?;
+        self.binary(BinaryKind::Mul, x, factor, loc)
+    }
+
+    /// Contracts the last dims of x with the first `inputs` dims of the weight: `[b, s, h] x [h, f] -> [b, s, f]`.
+    pub(super) fn product(
+        &mut self,
+        x: ValueId,
+        role: &str,
+        weight: &[usize],
+        inputs: usize,
     ) -> Result<ValueId, Diagnostic> {
         let loc = self.loc(role);
         let w = self.weight(&format!("{role}.weight"), weight, Kind::Matrix { inputs })?;
@@ -140,13 +158,24 @@ impl<'a> FuncBuilder<'a> {
             lhs_contract: (rank.saturating_sub(inputs)..rank).collect(),
             rhs_contract: (0..inputs).collect(),
         };
-        let y = self.op(Op::DotGeneral(dot), &[x, w], &loc)?;
-        if !bias {
+        self.op(Op::DotGeneral(dot), &[x, w], &loc)
+    }
+
+    /// Adds the role's bias, of the last `outputs` dims of y, if it is present.
+    pub(super) fn bias(
+        &mut self,
+        y: ValueId,
+        role: &str,
+        outputs: usize,
+        present: bool,
+    ) -> Result<ValueId, Diagnostic> {
+        if !present {
             return Ok(y);
         }
-        let outputs = weight.get(inputs..).unwrap_or_default();
-        let b = self.weight(&format!("{role}.bias"), outputs, Kind::Bias)?;
+        let loc = self.loc(role);
         let shape = self.shape(y);
+        let outputs = shape.get(shape.len().saturating_sub(outputs)..).unwrap_or_default();
+        let b = self.weight(&format!("{role}.bias"), outputs, Kind::Bias)?;
         let b = self.broadcast_leading(b, &shape, &loc)?;
         self.add(y, b, &loc)
     }

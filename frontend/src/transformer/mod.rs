@@ -3,6 +3,7 @@
 //! A family reads its config into a [`Transformer`]; everything from there on is shared. Logical shapes keep
 //! attention's `[kv, group, head_dim]` apart; how a checkpoint stores them is the business of [`crate::naming`].
 
+mod alibi;
 mod attention;
 mod causal;
 mod embedding;
@@ -16,6 +17,7 @@ mod norm;
 mod rope;
 mod weight;
 
+pub use alibi::slopes;
 pub use entry::Network;
 pub use rope::{Rope, RopeScaling};
 pub use weight::{Kind, Weight};
@@ -41,13 +43,23 @@ pub struct Transformer {
     pub unused: Vec<Weight>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Embedding {
-    /// Rows of the table of learned positions, if there is one.
-    pub positions: Option<usize>,
+    /// Width of the table of tokens, if it is not the hidden size: a projection follows.
+    pub width: Option<usize>,
+    /// A factor on the tokens' rows.
+    pub scale: Option<f64>,
+    pub positions: Option<Positions>,
     /// Rows of the table of token types, if there is one.
     pub token_types: Option<usize>,
     pub norm: Option<Norm>,
+}
+
+/// A table of learned positions: position p is row `p + offset` of `rows`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Positions {
+    pub rows: usize,
+    pub offset: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -58,19 +70,25 @@ pub struct Layer {
     pub mlp: Mlp,
 }
 
-/// Where a layer's norms stand.
+/// Where a layer's norms stand, f being its attention and then its feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrangement {
     /// `x + f(norm(x))`: llama, gpt2.
     PreNorm,
     /// `norm(x + f(x))`: bert.
     PostNorm,
+    /// `x + norm(f(norm(x)))`, four norms: gemma2.
+    BothNorms,
+    /// `x + attention(norm(x)) + mlp(norm(x))`, with two norms (gpt_neox) or one for both (falcon).
+    Parallel { one_norm: bool },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Norm {
     /// Root mean square, with a weight.
     Rms { eps: f64 },
+    /// The same, times one plus the weight: gemma2.
+    RmsPlusOne { eps: f64 },
     /// Mean and variance, with a weight and a bias.
     Layer { eps: f64 },
 }
@@ -90,8 +108,32 @@ pub struct Attention {
     pub causal: bool,
     /// A query sees this many positions, its own included.
     pub window: Option<usize>,
-    /// Scores are `scale * q.k`.
+    /// Scores are `scale * q.k`,
     pub scale: f64,
+    /// then `cap * tanh(score / cap)`,
+    pub softcap: Option<f64>,
+    /// then plus the head's slope times the key's position (ALiBi): one slope for each of the `kv * group` heads.
+    pub slopes: Option<Vec<f64>>,
+}
+
+impl Attention {
+    /// Causal, over all positions, with scores divided by `sqrt(head_dim)`, and nothing that is optional.
+    pub fn new(kv: usize, group: usize, head_dim: usize) -> Self {
+        Self {
+            kv,
+            group,
+            head_dim,
+            qkv_bias: false,
+            out_bias: false,
+            qk_norm: None,
+            rope: None,
+            causal: true,
+            window: None,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+            softcap: None,
+            slopes: None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -103,11 +145,15 @@ pub struct Mlp {
     pub bias: bool,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Head {
     pub norm: Option<Norm>,
+    /// Width of the head's matrix, if it is not the hidden size: a projection precedes it.
+    pub width: Option<usize>,
     /// The head's matrix is the token embedding.
     pub tied: bool,
+    /// Logits are `cap * tanh(logit / cap)`.
+    pub softcap: Option<f64>,
 }
 
 /// Static capacities of the module, and the seed of parameters without a checkpoint.
@@ -121,6 +167,18 @@ pub struct Capacity {
 }
 
 impl Transformer {
+    /// What a user should know of a model built for `seq` positions.
+    pub fn notice(&self, seq: usize) -> Option<String> {
+        let scaling = |l: &Layer| l.attention.rope.as_ref().map(|r| r.scaling.clone());
+        match self.layers.first().and_then(scaling) {
+            Some(RopeScaling::Long { original, .. }) if seq as f64 > original => Some(format!(
+                "with a sequence of {seq}, inputs of every length are rotated as those beyond {original} positions are; \
+                 --seq {original} or less rotates them as short ones"
+            )),
+            _ => None,
+        }
+    }
+
     /// Builds functions and entries; the parameters' values are those of a model without weights until
     /// [`Naming::bind`] finds them in a checkpoint.
     ///

@@ -33,6 +33,15 @@ pub enum RopeScaling {
     },
     /// Each divided by its own number, as GGUF files store them.
     Divisors(Vec<f64>),
+    /// LongRoPE (Ding et al., 2024): each divided by its own number, `short` for sequences of up to `original` positions and `long` for longer
+    /// ones; cosines and sines are multiplied by `factor`. Positions in a cache must all be rotated alike, so what counts is
+    /// the sequence capacity the model is built for, not the length of an input.
+    Long {
+        short: Vec<f64>,
+        long: Vec<f64>,
+        original: f64,
+        factor: f64,
+    },
 }
 
 /// Cosines and sines `[b, s, dim / 2]` of a function's positions, made once and used by q and k.
@@ -43,8 +52,8 @@ pub(super) struct Angles {
 }
 
 impl Rope {
-    /// Radians a position, for each pair: `theta^(-2 i / dim)`, scaled.
-    pub fn frequencies(&self) -> Vec<f64> {
+    /// Radians a position, for each pair: `theta^(-2 i / dim)`, scaled for sequences of up to `seq` positions.
+    pub fn frequencies(&self, seq: usize) -> Vec<f64> {
         let plain = (0..self.dim / 2).map(|i| self.theta.powf(-(2.0 * i as f64) / self.dim as f64));
         match &self.scaling {
             RopeScaling::None => plain.collect(),
@@ -53,14 +62,19 @@ impl Rope {
                 plain.map(|f| llama3(f, factor, low, high, original)).collect()
             }
             RopeScaling::Divisors(by) => plain.zip(by).map(|(f, d)| f / d).collect(),
+            RopeScaling::Long { short, long, original, .. } => {
+                let by = if seq as f64 > *original { long } else { short };
+                plain.zip(by).map(|(f, d)| f / d).collect()
+            }
         }
     }
 
-    /// Angles of `positions`, i32 `[b, s]`.
+    /// Angles of `positions`, i32 `[b, s]`, of a model for `seq` of them.
     pub(super) fn angles(
         &self,
         f: &mut FuncBuilder,
         positions: ValueId,
+        seq: usize,
         loc: &str,
     ) -> Result<Angles, Diagnostic> {
         let pairs = self.dim / 2;
@@ -68,13 +82,20 @@ impl Rope {
         let outer: Vec<usize> = (0..shape.len()).collect();
         shape.push(pairs);
         let ty = Type::f32([pairs]);
-        let value = Literal::Dense(self.frequencies());
+        let value = Literal::Dense(self.frequencies(seq));
         let frequencies = f.op(Op::Constant(Constant { ty, value }), &[], loc)?;
         let frequencies = f.broadcast_leading(frequencies, &shape, loc)?;
         let positions = f.convert(positions, DType::F32, loc)?;
         let positions = f.op(Op::Broadcast(Broadcast { shape, dims: outer }), &[positions], loc)?;
         let angle = f.binary(BinaryKind::Mul, positions, frequencies, loc)?;
-        Ok(Angles { cos: f.unary(UnaryKind::Cos, angle, loc)?, sin: f.unary(UnaryKind::Sin, angle, loc)? })
+        let mut trig = |kind| {
+            let y = f.unary(kind, angle, loc)?;
+            match self.scaling {
+                RopeScaling::Long { factor, .. } if factor != 1.0 => f.scaled(y, factor, loc),
+                _ => Ok(y),
+            }
+        };
+        Ok(Angles { cos: trig(UnaryKind::Cos)?, sin: trig(UnaryKind::Sin)? })
     }
 
     pub(super) fn rotate(

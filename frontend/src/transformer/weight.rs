@@ -23,6 +23,12 @@ pub enum Kind {
     Scale,
 }
 
+impl Kind {
+    pub(crate) fn is_matrix(self) -> bool {
+        matches!(self, Kind::Matrix { .. })
+    }
+}
+
 /// Standard deviation of random matrices and tables.
 const STD: f32 = 0.02;
 
