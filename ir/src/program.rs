@@ -2,8 +2,11 @@
 //!
 //! Per function instance there is one instruction list over planned buffers ([`FuncProgram`]), stored once. Per entry and
 //! stage there is the list of calls that make it up ([`StageProgram`]), each with a binding of the function's arguments
-//! and results. Only calls grow with depth, and nothing grows with devices: all devices of a stage run the same steps and
-//! differ in the values of [`Scalar`]s, in the groups of collectives and in the slices of parameters they hold.
+//! and results. Parameters and states of equal layers are stacks ([`crate::repeat`]) and runs of equal steps are stored once,
+//! so that nothing of the file grows with depth. Nothing grows with devices: all devices of a stage run the same steps and differ in the values of [`Scalar`]s, in the groups of collectives and in the slices of parameters they hold.
+
+mod expand;
+mod steps;
 
 use crate::extent::Extent;
 use crate::kernel::{Kernel, KernelId};
@@ -31,6 +34,8 @@ pub struct Program {
     pub states: Vec<LocalState>,
     /// Tables that kernels read (rotary frequencies), the same on every device.
     pub constants: Vec<ConstantData>,
+    /// In the file, runs of equal steps are stored once.
+    #[serde(with = "steps")]
     pub entries: Vec<EntryProgram>,
     pub target: Target,
     /// The checkpoint the model was compiled with, if any.
@@ -125,6 +130,9 @@ pub struct LocalParam {
     /// Logical global type.
     pub ty: Type,
     pub sharding: Sharding,
+    /// How many parameters of equal layers this stands for ([`crate::repeat`]). Slots count each by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<u32>,
 }
 
 /// A state and its placement: one buffer per device and micro-batch, zero at the start.
@@ -133,6 +141,9 @@ pub struct LocalState {
     pub name: String,
     pub ty: Type,
     pub sharding: Sharding,
+    /// How many states of equal layers this stands for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<u32>,
 }
 
 /// A constant tensor, row-major; integers are exact in f64.
@@ -195,9 +206,9 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Slot {
-    /// Index into [`Program::params`].
+    /// Index into [`Program::params`], each element of a stack by itself ([`crate::repeat::Numbering`]).
     Param(u32),
-    /// Index into [`Program::states`]; the copy of the micro-batch at hand.
+    /// Index into [`Program::states`], likewise; the copy of the micro-batch at hand.
     State(u32),
     /// Index into [`EntryProgram::inputs`].
     Input(u32),

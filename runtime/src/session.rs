@@ -44,6 +44,7 @@ impl Session {
         options: &Options,
         progress: Progress<'_>,
     ) -> Result<Self, Diagnostic> {
+        let program = program.expanded()?;
         validate::check(&program)?;
         let layout = Layout::new(&program)?;
         let memory = Mapping::new(layout.total)?;

@@ -66,11 +66,17 @@ pub fn lower(input: &LowerInput<'_>) -> Result<(Program, Vec<Range<usize>>), Dia
     };
     let params = local.params.values().zip(input.sharded.params.values()).map(|(p, global)| {
         let sharding = sharding(&global.sharding, &p.name)?;
-        Ok(LocalParam { name: p.name.clone(), source: p.source.clone(), ty: global.ty.clone(), sharding })
+        Ok(LocalParam {
+            name: p.name.clone(),
+            source: p.source.clone(),
+            ty: global.ty.clone(),
+            sharding,
+            stack: p.stack,
+        })
     });
     let states = local.states.values().zip(input.sharded.states.values()).map(|(s, global)| {
         let sharding = sharding(&global.sharding, &s.name)?;
-        Ok(LocalState { name: s.name.clone(), ty: global.ty.clone(), sharding })
+        Ok(LocalState { name: s.name.clone(), ty: global.ty.clone(), sharding, stack: s.stack })
     });
     let mut program = Program {
         version: VERSION,

@@ -67,7 +67,7 @@ impl Artifact {
                 .help("pcc compile writes a directory NAME.pcc"));
         }
         let (program, digest) = parse_program(&dir.join(PROGRAM))?;
-        validate::check(&program)?;
+        validate::check(&program.clone().expanded()?)?;
         check_unedited(dir, &digest)?;
         let artifact = Self {
             dir: dir.to_owned(),

@@ -102,7 +102,7 @@ pub(crate) fn program(
 
 pub(crate) fn param(name: &str, shape: &[usize], sharding: Sharding) -> LocalParam {
     let source = ParamSource::random(shape, 5, name, 0.5);
-    LocalParam { name: name.into(), source, ty: Type::f32(shape), sharding }
+    LocalParam { name: name.into(), source, ty: Type::f32(shape), sharding, stack: None }
 }
 
 /// All values of a parameter, as its source defines them.

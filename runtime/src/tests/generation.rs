@@ -48,7 +48,8 @@ fn model(dp: usize, micro_batches: usize, batch: usize, workers: usize) -> Sessi
     p.batch = plan;
     (p.model.vocab, p.model.seq) = (VOCAB, SEQ);
     let cache = split(2, 0, &[mesh.whole(Axis::Dp)]);
-    p.states = vec![LocalState { name: "text".into(), ty: Type::f32([all, SEQ]), sharding: cache }];
+    p.states =
+        vec![LocalState { name: "text".into(), ty: Type::f32([all, SEQ]), sharding: cache, stack: None }];
     for (name, seq) in [("prefill", SEQ), ("decode", 1)] {
         let kernel = text_kernel(&mut p, name, rows, seq as i64);
         let state = (rows as u64) * SEQ as u64 * 4;

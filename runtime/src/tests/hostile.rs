@@ -81,8 +81,12 @@ fn rich() -> Program {
     last.in_place = vec![(1, 3)];
     p.funcs = vec![func("first", &[8, 48], &[32], 64, first), last];
     p.params = vec![param("embedding", &[5, 4], split(2, 0, &vocab))];
-    p.states =
-        vec![LocalState { name: "cache".into(), ty: Type::f32([3, 4]), sharding: Sharding::replicated(2) }];
+    p.states = vec![LocalState {
+        name: "cache".into(),
+        ty: Type::f32([3, 4]),
+        sharding: Sharding::replicated(2),
+        stack: None,
+    }];
     p.constants = vec![ConstantData {
         ty: Type::f32([4, 3]),
         data: numbers(12, 3).iter().map(|&v| v.into()).collect(),

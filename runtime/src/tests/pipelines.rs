@@ -166,6 +166,7 @@ fn counter(micro_batches: usize) -> Program {
     );
     p.batch = batch;
     p.states = vec![LocalState {
+        stack: None,
         name: "sum".into(),
         ty: Type::f32([1, 2]),
         sharding: pcc_ir::Sharding::replicated(2),
