@@ -296,12 +296,11 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
         cluster: cluster.clone(),
         stages,
     };
-    let (program, cut) = run.step(Pass::Lower, || lower::lower(&input))?;
-    let times = match local.entries.first() {
-        Some(entry) => lower::stage_times(&local, entry, &cut, &cluster)?,
-        None => return Err(Diagnostic::input("the model has no entry")),
-    };
-    let mut report = report(&program, &times, &cluster);
+    if local.entries.is_empty() {
+        return Err(Diagnostic::input("the model has no entry"));
+    }
+    let lower::Output { program, cut, stage_seconds } = run.step(Pass::Lower, || lower::lower(&input))?;
+    let mut report = report(&program, &stage_seconds, &cluster);
     let start = Instant::now();
     let summary = run.step(Pass::Verify, || {
         verify::check(&verify::CheckInput {

@@ -3,9 +3,10 @@
 use crate::cost::Cluster;
 use crate::rewrite::FuncRewrite;
 use pcc_ir::mesh::Mesh;
-use pcc_ir::program::{EntryProgram, FuncProgram, InstrKind, Program, Slot, Step};
+use pcc_ir::program::{EntryProgram, FuncProgram, InstrKind, LocalState, Program, Slot, Step};
+use pcc_ir::repeat::Numbering;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -177,30 +178,30 @@ pub fn report(program: &Program, stage_seconds: &[f64], cluster: &Cluster) -> Re
 
 fn stage_report(program: &Program, stage: usize) -> StageReport {
     let mut out = StageReport { stage, rank: stage, ..StageReport::default() };
-    let mut params = BTreeSet::new();
-    let mut states = BTreeSet::new();
+    let mut params = Held::of(program.params.iter().map(|p| (p.stack, p.local_bytes())));
+    let state = |s: &LocalState| (s.stack, s.sharding.local_type(&s.ty).bytes() as u64);
+    let mut states = Held::of(program.states.iter().map(state));
     let mut layers = BTreeSet::new();
     let mut scratch = 0;
     for (e, entry) in program.entries.iter().enumerate() {
         let Some(steps) = entry.stages.get(stage) else { continue };
         let mut frame = 0;
+        let mut calls: BTreeMap<u32, Called> = BTreeMap::new();
         for step in &steps.steps {
             match step {
                 Step::Call { func, slots, layer } => {
                     let f = &program.funcs[*func as usize];
-                    layers.extend(layer);
+                    let called = calls.entry(*func).or_default();
+                    called.count += 1;
+                    called.layers.extend(layer);
                     frame = frame.max(f.frame_bytes);
                     for s in slots {
                         match s {
-                            Slot::Param(i) => drop(params.insert(*i)),
-                            Slot::State(i) => drop(states.insert(*i)),
+                            Slot::Param(i) => params.hold(*i),
+                            Slot::State(i) => states.hold(*i),
                             _ => {}
                         }
                     }
-                    if e == 0 {
-                        out.flops_per_device += gemm_flops(f);
-                    }
-                    count_collectives(&program.mesh, entry, f, *layer, &mut out.collectives);
                 }
                 Step::Send { to, bytes, .. } => {
                     out.sends.push(SendReport { entry: entry.name.clone(), to: *to, bytes: *bytes })
@@ -208,21 +209,66 @@ fn stage_report(program: &Program, stage: usize) -> StageReport {
                 Step::Recv { .. } => {}
             }
         }
+        // In the order in which the stage first calls them.
+        let mut seen = BTreeSet::new();
+        for step in &steps.steps {
+            let Step::Call { func, .. } = step else { continue };
+            let Some(called) = calls.get(func).filter(|_| seen.insert(*func)) else { continue };
+            let f = &program.funcs[*func as usize];
+            if e == 0 {
+                out.flops_per_device += gemm_flops(f) * called.count;
+            }
+            count_collectives(&program.mesh, entry, f, called, &mut out.collectives);
+            layers.extend(&called.layers);
+        }
         scratch =
             scratch.max(frame + steps.arena_bytes + io_bytes(entry) * program.batch.micro_batches as u64);
     }
     out.layers = layers.into_iter().collect();
-    let held = params.iter().filter_map(|&i| program.params.get(i as usize));
-    out.parameters = held.clone().map(|p| p.ty.elements() as u64).sum();
-    out.parameter_bytes_per_device = held.map(|p| p.local_bytes()).sum();
-    let cache: u64 = states
-        .iter()
-        .filter_map(|&i| program.states.get(i as usize))
-        .map(|s| s.sharding.local_type(&s.ty).bytes() as u64)
-        .sum();
+    out.parameters = params.total(|row| program.params[row].ty.elements() as u64);
+    out.parameter_bytes_per_device = params.bytes();
     out.peak_memory_bytes_per_device =
-        out.parameter_bytes_per_device + cache * program.batch.micro_batches as u64 + scratch;
+        out.parameter_bytes_per_device + states.bytes() * program.batch.micro_batches as u64 + scratch;
     out
+}
+
+/// Calls of one function in one stage.
+#[derive(Default)]
+struct Called {
+    count: u64,
+    /// In order.
+    layers: Vec<u32>,
+}
+
+/// Parameters or states that a stage holds, each once.
+struct Held {
+    numbers: Numbering,
+    seen: Vec<bool>,
+    /// Of each row of the table: bytes of one, and how many of them are held.
+    rows: Vec<(u64, u64)>,
+}
+
+impl Held {
+    fn of(table: impl Iterator<Item = (Option<u32>, u64)> + Clone) -> Self {
+        let numbers = Numbering::new(table.clone().map(|t| t.0)).unwrap_or_default();
+        let seen = vec![false; numbers.len() as usize];
+        Self { numbers, seen, rows: table.map(|t| (t.1, 0)).collect() }
+    }
+
+    fn hold(&mut self, number: u32) {
+        let new = self.seen.get_mut(number as usize).is_some_and(|seen| !std::mem::replace(seen, true));
+        if let Some((row, _)) = self.numbers.origin(number).filter(|_| new) {
+            self.rows[row as usize].1 += 1;
+        }
+    }
+
+    fn total(&self, of: impl Fn(usize) -> u64) -> u64 {
+        self.rows.iter().enumerate().filter(|(_, r)| r.1 > 0).map(|(row, r)| of(row) * r.1).sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.rows.iter().map(|(bytes, held)| bytes * held).sum()
+    }
 }
 
 /// Bytes of the inputs and outputs a device holds for one micro-batch.
@@ -241,12 +287,12 @@ fn gemm_flops(f: &FuncProgram) -> u64 {
     f.instrs.iter().map(|i| flops(&i.kind)).sum()
 }
 
-/// Adds the collectives of one call to the rows that are equal in all but layer.
+/// Adds the collectives of a function's calls to the rows that are equal in all but layer.
 fn count_collectives(
     mesh: &Mesh,
     entry: &EntryProgram,
     f: &FuncProgram,
-    layer: Option<u32>,
+    called: &Called,
     rows: &mut Vec<CollectiveReport>,
 ) {
     for instr in &f.instrs {
@@ -272,11 +318,13 @@ fn count_collectives(
             rows.push(row);
             rows.len() - 1
         });
-        rows[at].count += 1;
-        if let Some(l) = layer
-            && rows[at].layers.last() != Some(&l)
-        {
-            rows[at].layers.push(l);
+        rows[at].count += called.count;
+        let known = rows[at].layers.len();
+        rows[at].layers.extend(&called.layers);
+        if known > 0 {
+            // Two functions' layers, or a function's twice.
+            rows[at].layers.sort_unstable();
+            rows[at].layers.dedup();
         }
     }
 }

@@ -78,7 +78,7 @@ fn one(seed: u64) -> Result<usize, String> {
     };
     let shown =
         |e: String| if std::env::var("RANDOM_PROGRAM_SEED").is_ok() { format!("{e}\n{local}") } else { e };
-    let (program, _) = lower(&input).map_err(|d| shown(format!("lower: {d}")))?;
+    let program = lower(&input).map_err(|d| shown(format!("lower: {d}")))?.program;
     for kernel in program.kernels.values() {
         kernel.check().map_err(|e| format!("kernel {}: {e:?}", kernel.name))?;
     }

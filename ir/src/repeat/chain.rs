@@ -95,8 +95,7 @@ impl Chain {
         states: &Numbering,
     ) -> Result<Self, String> {
         let func = module.funcs.get(entry.func).ok_or("its function does not exist")?;
-        let mut builder = Builder::new(func, &entry.repeats)?;
-        builder.stacks(module, entry)?;
+        let (builder, state_of) = Builder::of(module, entry, func)?;
         let mut chain = builder.chain()?;
         let mut input = 0;
         let bound = |role: &Role, k: u32, input: &mut u32| match role {
@@ -111,15 +110,6 @@ impl Chain {
             let role = entry.args.get(i).ok_or("it gives its function too few arguments")?;
             chain.args.push((builder.instance(func.args[i], k), bound(role, k, &mut input)));
         }
-        let mut state_of: Vec<Option<(usize, u32)>> = vec![None; func.results.len()];
-        for &(a, r) in &entry.aliases {
-            let (Some(Role::State(s)), Some(&arg)) = (entry.args.get(a), func.args.get(a)) else {
-                return Err("an alias is of no state".into());
-            };
-            let place = state_of.get_mut(r).ok_or("an alias is of no result")?;
-            *place = Some((arg.index(), s.as_u32()));
-        }
-        builder.results(&state_of)?;
         // A result that is no new state is one value, whatever it is a copy of.
         let elements: Vec<ValueId> = func.results.clone();
         let copied = |i: usize| state_of[i].is_some_and(|(arg, _)| builder.copies[arg].is_some());
@@ -144,7 +134,43 @@ impl Chain {
     }
 }
 
+/// Whether an entry is a chain of calls with well-formed repeats, in time that does not depend on their counts.
+///
+/// # Errors
+/// As [`Chain::of`].
+pub fn check(module: &Module, entry: &Entry) -> Result<(), String> {
+    let func = module.funcs.get(entry.func).ok_or("its function does not exist")?;
+    let (builder, state_of) = Builder::of(module, entry, func)?;
+    for (at, inst) in func.insts.iter().enumerate() {
+        let body = builder.body(at);
+        for &v in &inst.args {
+            body.map_or_else(|| builder.outside(v), |r| builder.inside(r, v, 0))?;
+        }
+    }
+    let stacked = |state: &Option<(usize, u32)>| state.is_some_and(|(arg, _)| builder.copies[arg].is_some());
+    let plain = func.results.iter().zip(&state_of).filter(|(_, state)| !stacked(state));
+    plain.map(|(&v, _)| builder.outside(v).map(drop)).collect()
+}
+
+/// For each result: the argument whose new value it is, and its state.
+type StateOf = Vec<Option<(usize, u32)>>;
+
 impl<'a> Builder<'a> {
+    fn of(module: &Module, entry: &'a Entry, func: &'a Func) -> Result<(Self, StateOf), String> {
+        let mut builder = Self::new(func, &entry.repeats)?;
+        builder.stacks(module, entry)?;
+        let mut state_of: StateOf = vec![None; func.results.len()];
+        for &(a, r) in &entry.aliases {
+            let (Some(Role::State(s)), Some(&arg)) = (entry.args.get(a), func.args.get(a)) else {
+                return Err("an alias is of no state".into());
+            };
+            let place = state_of.get_mut(r).ok_or("an alias is of no result")?;
+            *place = Some((arg.index(), s.as_u32()));
+        }
+        builder.results(&state_of)?;
+        Ok((builder, state_of))
+    }
+
     fn new(func: &'a Func, repeats: &'a [Repeat]) -> Result<Self, String> {
         if func.insts.iter().any(|i| !matches!(i.op, Op::Call(_))) {
             return Err("it does more than call functions".into());
@@ -177,6 +203,12 @@ impl<'a> Builder<'a> {
             }
         }
         Ok(out)
+    }
+
+    /// The repeat whose body an instruction is in.
+    fn body(&self, at: usize) -> Option<usize> {
+        let r = self.repeats.partition_point(|r| r.first + r.calls <= at);
+        self.repeats.get(r).filter(|repeat| repeat.first <= at).map(|_| r)
     }
 
     /// A call of a body, and the one in its place in the repetition before.
@@ -212,7 +244,7 @@ impl<'a> Builder<'a> {
             *stacked.get_mut(v.index()).ok_or("it has no such value")? = stack;
         }
         for (at, inst) in self.func.insts.iter().enumerate() {
-            let r = self.repeats.iter().position(|r| (r.first..r.first + r.calls).contains(&at));
+            let r = self.body(at);
             for &v in &inst.args {
                 let Some(count) = stacked.get(v.index()).copied().flatten() else { continue };
                 let name = &self.func.values[v].name;
@@ -301,8 +333,7 @@ impl<'a> Builder<'a> {
         }
         let mut at = 0;
         while at < self.func.insts.len() {
-            let repeat = self.repeats.iter().enumerate().find(|(_, r)| r.first == at);
-            let Some((r, repeat)) = repeat else {
+            let Some((r, repeat)) = self.body(at).map(|r| (r, self.repeats[r])) else {
                 self.push(&mut chain, at, None, 0)?;
                 at += 1;
                 continue;

@@ -30,7 +30,7 @@ mod numbering;
 #[cfg(test)]
 mod tests;
 
-pub use chain::{Bound, Chain, ChainCall, ChainResult};
+pub use chain::{Bound, Chain, ChainCall, ChainResult, check};
 pub use numbering::Numbering;
 
 use serde::{Deserialize, Serialize};

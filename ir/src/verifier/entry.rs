@@ -4,7 +4,7 @@ use super::func::{promised, sharding};
 use super::{Level, broken, first_repeated, placement};
 use crate::diagnostic::Diagnostic;
 use crate::graph::{Entry, Func, Module, Role, Value};
-use crate::repeat::Chain;
+use crate::repeat;
 use crate::sharding::Sharding;
 use crate::types::Type;
 use cranelift_entity::EntityRef;
@@ -45,7 +45,7 @@ fn repeats(module: &Module, entry: &Entry) -> Result<(), String> {
         Role::State(id) => module.states.get(*id).is_some_and(|s| s.stack.is_some()),
     });
     match stacked || !entry.repeats.is_empty() {
-        true => Chain::of(module, entry).map(drop),
+        true => repeat::check(module, entry),
         false => Ok(()),
     }
 }

@@ -4,6 +4,7 @@
 //! live ranges do not meet share memory. The plan is first fit by decreasing size over the instruction order.
 
 use pcc_ir::program::{Base, InstrKind, Loc};
+use std::collections::BTreeSet;
 
 /// A buffer of the function being lowered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,18 +42,18 @@ pub(crate) fn plan(intervals: &[Interval]) -> (Vec<u64>, u64) {
     let mut order: Vec<usize> = (0..intervals.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));
     let mut offsets = vec![0; intervals.len()];
-    let mut placed: Vec<usize> = Vec::new();
+    let mut placed = Placed::default();
     let mut total = 0;
+    let mut busy: Vec<(u64, u64)> = Vec::new();
     for i in order {
         let it = &intervals[i];
-        let mut busy: Vec<(u64, u64)> = placed
-            .iter()
-            .filter(|&&j| intervals[j].first <= it.last && it.first <= intervals[j].last)
-            .map(|&j| (offsets[j], offsets[j] + align(intervals[j].bytes)))
-            .collect();
+        busy.clear();
+        let meets = |j: usize| intervals[j].first <= it.last && it.first <= intervals[j].last;
+        let met = placed.near(it).filter(|&j| meets(j));
+        busy.extend(met.map(|j| (offsets[j], offsets[j] + align(intervals[j].bytes))));
         busy.sort_unstable();
         let mut at = 0;
-        for (from, to) in busy {
+        for &(from, to) in &busy {
             if at + align(it.bytes) <= from {
                 break;
             }
@@ -60,9 +61,35 @@ pub(crate) fn plan(intervals: &[Interval]) -> (Vec<u64>, u64) {
         }
         offsets[i] = at;
         total = total.max(at + align(it.bytes));
-        placed.push(i);
+        placed.add(i, it);
     }
     (offsets, total)
+}
+
+/// Intervals by when they begin, so that those live around a time are found without a look at all the others.
+#[derive(Default)]
+struct Placed {
+    short: BTreeSet<(usize, usize)>,
+    /// Those that live longer than [`Placed::SHORT`]: few, or in one another's way.
+    long: Vec<usize>,
+}
+
+impl Placed {
+    const SHORT: usize = 32;
+
+    fn add(&mut self, i: usize, it: &Interval) {
+        if it.last - it.first <= Self::SHORT {
+            self.short.insert((it.first, i));
+        } else {
+            self.long.push(i);
+        }
+    }
+
+    /// At least all that are live at some time of the interval.
+    fn near(&self, it: &Interval) -> impl Iterator<Item = usize> {
+        let begins = (it.first.saturating_sub(Self::SHORT), 0)..=(it.last, usize::MAX);
+        self.short.range(begins).map(|p| p.1).chain(self.long.iter().copied())
+    }
 }
 
 /// Marks a location as "buffer b plus offset" until the frame is planned.

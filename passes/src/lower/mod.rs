@@ -28,9 +28,10 @@ use pcc_ir::program::{
     BatchPlan, ConstantData, EntryProgram, InstrKind, IoSpec, Launch, LocalParam, LocalState, ModelInfo,
     Program, Step, Target, VERSION, WeightsRef,
 };
+use pcc_ir::repeat::{Chain, Numbering};
 use pcc_ir::{DType, Diagnostic, Entry, Func, FuncId, Mesh, Module, Op, Sharding, Type, ValueId};
 use stages::{EntryLowering, Lowered};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
 /// What lowering needs besides the module.
@@ -49,18 +50,33 @@ pub struct LowerInput<'a> {
     pub stages: Option<Vec<Range<usize>>>,
 }
 
-/// Lowers the module. Also returns which calls of the chain each stage runs.
-pub fn lower(input: &LowerInput<'_>) -> Result<(Program, Vec<Range<usize>>), Diagnostic> {
+/// What lowering makes.
+pub struct Output {
+    pub program: Program,
+    /// Calls of the unfolded chain that each stage runs.
+    pub cut: Vec<Range<usize>>,
+    /// Modelled seconds of one micro-batch of the first entry on each stage.
+    pub stage_seconds: Vec<f64>,
+}
+
+/// Lowers the module.
+///
+/// # Errors
+/// The chain cannot be cut as asked. What is no chain of calls or has no placement is an internal fault.
+pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
     let local = input.local;
     let mut kernels = KernelTable::default();
     let mut constants = Vec::new();
     let lowered = lower_functions(local, &mut kernels, &mut constants)?;
-    let cut = stage_cut(input, &lowered)?;
+    let chains = chains(local)?;
+    let cut = stage_cut(input, &lowered, &chains)?;
     let entries = local
         .entries
         .iter()
-        .map(|entry| lower_entry(input, entry, &lowered, &cut))
+        .zip(&chains)
+        .map(|(entry, chain)| lower_entry(input, entry, chain, &lowered, &cut))
         .collect::<Result<Vec<_>, _>>()?;
+    let stage_seconds = chains.first().map(|c| stage_times(local, c, &cut, &input.cluster));
     let sharding = |s: &Option<Sharding>, what: &str| {
         s.clone().ok_or_else(|| Diagnostic::internal(format!("`{what}` was given no sharding")))
     };
@@ -95,7 +111,24 @@ pub fn lower(input: &LowerInput<'_>) -> Result<(Program, Vec<Range<usize>>), Dia
         levels_digest: String::new(),
     };
     drop_unused(&mut program);
-    Ok((program, cut))
+    Ok(Output { program, cut, stage_seconds: stage_seconds.unwrap_or_default() })
+}
+
+/// The entries, unfolded.
+fn chains(local: &Module) -> Result<Vec<Chain>, Diagnostic> {
+    let fault = |place: &str, why: String| {
+        Diagnostic::internal("an entry is no chain of calls").at(place.to_owned()).why(why)
+    };
+    let params = Numbering::new(local.params.values().map(|p| p.stack));
+    let states = Numbering::new(local.states.values().map(|s| s.stack));
+    let (params, states) = match (params, states) {
+        (Ok(params), Ok(states)) => (params, states),
+        (Err(why), _) | (_, Err(why)) => return Err(fault("the stacks", why)),
+    };
+    let chain = |e: &Entry| {
+        Chain::with(local, e, &params, &states).map_err(|why| fault(&format!("entry `{}`", e.name), why))
+    };
+    local.entries.iter().map(chain).collect()
 }
 
 /// Drops functions that no step calls (copies made in advance) and kernels that no function launches.
@@ -137,8 +170,8 @@ fn drop_unused(program: &mut Program) {
     }
 }
 
-/// The callees of an entry, in chain order.
-fn chain(func: &Func) -> Result<Vec<FuncId>, Diagnostic> {
+/// The callees of an entry, in order.
+fn callees(func: &Func) -> Result<Vec<FuncId>, Diagnostic> {
     let callee = |op: &Op| match op {
         Op::Call(f) => Ok(*f),
         op => Err(Diagnostic::internal(format!("`{}` at the top level of entry `{}`", op.name(), func.name))),
@@ -158,14 +191,15 @@ fn lower_functions(
         constants: Vec::new(),
         copies: HashMap::new(),
     };
+    let uses: Vec<Uses> = local.entries.iter().map(|e| Uses::of(&local.funcs[e.func], e)).collect();
     for entry in &local.entries {
         let main = &local.funcs[entry.func];
-        for id in chain(main)? {
+        for id in callees(main)? {
             if out.index.contains_key(&id) {
                 continue;
             }
             let func = &local.funcs[id];
-            let pairs = in_place(local, id, func);
+            let pairs = in_place(local, &uses, id, func);
             let (program, consts) = func::lower_func(func, &local.mesh, &pairs, kernels)?;
             out.index.insert(id, out.programs.len() as u32);
             out.programs.push(program);
@@ -202,19 +236,35 @@ fn add_copy(out: &mut Lowered, ty: &Type, mesh: &Mesh, kernels: &mut KernelTable
     Ok(())
 }
 
+/// What an entry's function does with its values.
+struct Uses {
+    /// Results that are the new values of arguments.
+    new: HashMap<ValueId, ValueId>,
+    /// How often each value is an operand.
+    reads: HashMap<ValueId, usize>,
+    results: HashSet<ValueId>,
+}
+
+impl Uses {
+    fn of(func: &Func, entry: &Entry) -> Self {
+        let mut reads = HashMap::new();
+        func.insts.iter().flat_map(|i| &i.args).for_each(|&v| *reads.entry(v).or_default() += 1);
+        let alias = |&(a, r): &(usize, usize)| Some((*func.args.get(a)?, *func.results.get(r)?));
+        let new = entry.aliases.iter().filter_map(alias).collect();
+        Self { new, reads, results: func.results.iter().copied().collect() }
+    }
+}
+
 /// In-place pairs of a function that hold at every call: the argument is a state of the entry, the result its new value.
-fn in_place(local: &Module, id: FuncId, func: &Func) -> Vec<(usize, usize)> {
+fn in_place(local: &Module, uses: &[Uses], id: FuncId, func: &Func) -> Vec<(usize, usize)> {
     let everywhere = |&(a, r): &(usize, usize)| {
-        local.entries.iter().all(|entry| {
+        local.entries.iter().zip(uses).all(|(entry, uses)| {
             let main = &local.funcs[entry.func];
             main.insts.iter().filter(|i| i.op == Op::Call(id)).all(|call| {
-                let arg = main.args.iter().position(|&v| v == call.args[a]);
-                let result = main.results.iter().position(|&v| v == call.results[r]);
                 // The old value is overwritten: nothing else may need it.
                 let old = call.args[a];
-                let reads = main.insts.iter().flat_map(|i| &i.args).filter(|&&v| v == old).count();
-                let kept = reads > 1 || main.results.contains(&old);
-                !kept && matches!((arg, result), (Some(a), Some(r)) if entry.aliases.contains(&(a, r)))
+                let kept = uses.reads.get(&old).is_some_and(|&n| n > 1) || uses.results.contains(&old);
+                !kept && uses.new.get(&old) == Some(&call.results[r])
             })
         })
     };
@@ -222,45 +272,72 @@ fn in_place(local: &Module, id: FuncId, func: &Func) -> Vec<(usize, usize)> {
 }
 
 /// Modelled time and bytes of each call of the chain, summed over entries as they are weighted.
-fn chain_costs(input: &LowerInput<'_>, lowered: &Lowered) -> Result<Vec<CallCost>, Diagnostic> {
+fn chain_costs(
+    input: &LowerInput<'_>,
+    lowered: &Lowered,
+    chains: &[Chain],
+) -> Result<Vec<CallCost>, Diagnostic> {
     let local = input.local;
     let mut costs: Vec<CallCost> = Vec::new();
-    for entry in &local.entries {
+    for (entry, chain) in local.entries.iter().zip(chains) {
         let main = &local.funcs[entry.func];
-        let calls = chain(main)?;
-        if !costs.is_empty() && costs.len() != calls.len() {
+        if !costs.is_empty() && costs.len() != chain.calls.len() {
             return Err(Diagnostic::input("the entries of the model are chains of different lengths")
                 .at(entry.name.clone())
                 .help("with several entries, give each the same chain of functions, or use --pp 1"));
         }
-        costs.resize(calls.len(), CallCost::default());
-        for ((cost, call), id) in costs.iter_mut().zip(&main.insts).zip(calls) {
-            let program = &lowered.programs[lowered.index[&id] as usize];
-            cost.time += entry.weight * time::call_time(&local.funcs[id], &local.mesh, &input.cluster);
-            let held = |v: &ValueId| {
-                let i = main.args.iter().position(|a| a == v)?;
-                let bytes = main.ty(*v).bytes() as u64;
-                match entry.args[i] {
-                    Role::Input(_) => None,
-                    Role::Param(_) => Some(bytes),
-                    Role::State(_) => Some(bytes.saturating_mul(input.batch.micro_batches as u64)),
-                }
-            };
-            cost.held = cost.held.max(call.args.iter().filter_map(held).sum());
-            cost.frame = cost.frame.max(program.frame_bytes);
+        costs.resize(chain.calls.len(), CallCost::default());
+        let held = |(&v, role): (&ValueId, &Role)| {
+            let bytes = main.ty(v).bytes() as u64;
+            let micro_batches = input.batch.micro_batches as u64;
+            match role {
+                Role::Input(_) => None,
+                Role::Param(_) => Some((v, bytes)),
+                Role::State(_) => Some((v, bytes.saturating_mul(micro_batches))),
+            }
+        };
+        let held: HashMap<ValueId, u64> = main.args.iter().zip(&entry.args).filter_map(held).collect();
+        let mut seconds = Seconds::default();
+        // All repetitions of a call cost the same.
+        let mut of_inst: Vec<CallCost> = Vec::with_capacity(main.insts.len());
+        for (inst, id) in main.insts.iter().zip(callees(main)?) {
+            of_inst.push(CallCost {
+                time: entry.weight * seconds.of(local, id, &input.cluster),
+                held: inst.args.iter().filter_map(|v| held.get(v)).sum(),
+                frame: lowered.programs[lowered.index[&id] as usize].frame_bytes,
+            });
+        }
+        for (cost, call) in costs.iter_mut().zip(&chain.calls) {
+            let one = of_inst[call.inst as usize];
+            cost.time += one.time;
+            cost.held = cost.held.max(one.held);
+            cost.frame = cost.frame.max(one.frame);
         }
     }
     Ok(costs)
 }
 
-fn stage_cut(input: &LowerInput<'_>, lowered: &Lowered) -> Result<Vec<Range<usize>>, Diagnostic> {
+/// Modelled seconds of calls, by function.
+#[derive(Default)]
+struct Seconds(HashMap<FuncId, f64>);
+
+impl Seconds {
+    fn of(&mut self, local: &Module, f: FuncId, cluster: &Cluster) -> f64 {
+        *self.0.entry(f).or_insert_with(|| time::call_time(&local.funcs[f], &local.mesh, cluster))
+    }
+}
+
+fn stage_cut(
+    input: &LowerInput<'_>,
+    lowered: &Lowered,
+    chains: &[Chain],
+) -> Result<Vec<Range<usize>>, Diagnostic> {
     let stages = input.local.mesh.pp as usize;
     if stages == 1 && input.memory.is_none() {
-        let longest = input.local.entries.iter().map(|e| input.local.funcs[e.func].insts.len()).max();
-        let whole = 0..longest.unwrap_or(0);
+        let whole = 0..chains.iter().map(|c| c.calls.len()).max().unwrap_or(0);
         return Ok(vec![whole]);
     }
-    let costs = chain_costs(input, lowered)?;
+    let costs = chain_costs(input, lowered, chains)?;
     match &input.stages {
         Some(cut) if cut.len() == stages && cut.last().map(|r| r.end) == Some(costs.len()) => Ok(cut.clone()),
         Some(_) => {
@@ -273,13 +350,11 @@ fn stage_cut(input: &LowerInput<'_>, lowered: &Lowered) -> Result<Vec<Range<usiz
 fn lower_entry(
     input: &LowerInput<'_>,
     entry: &Entry,
+    chain: &Chain,
     lowered: &Lowered,
     cut: &[Range<usize>],
 ) -> Result<EntryProgram, Diagnostic> {
     let func = &input.local.funcs[entry.func];
-    let calls = chain(func)?;
-    let stage_of: Vec<u32> =
-        (0..calls.len()).map(|c| cut.iter().position(|r| r.contains(&c)).unwrap_or(0) as u32).collect();
     let global = &input.sharded.funcs[entry.func];
     let spec = |name: &str, v: ValueId, i: usize, of: &[ValueId]| {
         let value = &global.values[of[i]];
@@ -308,27 +383,20 @@ fn lower_entry(
             outputs.push(spec(name, v, i, &global.results)?);
         }
     }
-    let layer_of = layers(input.local, &calls);
-    EntryLowering {
-        entry,
-        func,
-        lowered,
-        stage_of: &stage_of,
-        layer_of: &layer_of,
-        inputs,
-        outputs,
-        makers: HashMap::new(),
-    }
-    .lower(input.local.mesh.pp)
+    let layer_of = layers(input.local, chain);
+    EntryLowering { name: &entry.name, func, chain, lowered, cut, layer_of: &layer_of, inputs, outputs }
+        .lower(input.local.mesh.pp)
 }
 
 /// Which calls of a chain are layers: those of functions the frontend named so (`layer`, `forward.layer`, `forward.layer.1`),
 /// else all of them.
-pub(crate) fn layers(module: &Module, calls: &[FuncId]) -> Vec<Option<u32>> {
-    let named: Vec<bool> = calls
-        .iter()
-        .map(|&f| module.funcs[f].name.split('.').any(|part| part.starts_with("layer")))
-        .collect();
+fn layers(module: &Module, chain: &Chain) -> Vec<Option<u32>> {
+    let mut known: HashMap<FuncId, bool> = HashMap::new();
+    let mut is_named = |f: FuncId| {
+        let named = || module.funcs[f].name.split('.').any(|part| part.starts_with("layer"));
+        *known.entry(f).or_insert_with(named)
+    };
+    let named: Vec<bool> = chain.calls.iter().map(|c| is_named(c.func)).collect();
     let any = named.iter().any(|&n| n);
     let mut next = 0;
     let number = |is: bool| {
@@ -341,15 +409,8 @@ pub(crate) fn layers(module: &Module, calls: &[FuncId]) -> Vec<Option<u32>> {
 }
 
 /// Modelled seconds of one micro-batch of an entry on each stage.
-pub fn stage_times(
-    local: &Module,
-    entry: &Entry,
-    cut: &[Range<usize>],
-    cluster: &Cluster,
-) -> Result<Vec<f64>, Diagnostic> {
-    let calls = chain(&local.funcs[entry.func])?;
-    let mut known: HashMap<FuncId, f64> = HashMap::new();
-    let mut time =
-        |f: FuncId| *known.entry(f).or_insert_with(|| time::call_time(&local.funcs[f], &local.mesh, cluster));
-    Ok(cut.iter().map(|r| r.clone().filter_map(|c| calls.get(c)).map(|&f| time(f)).sum()).collect())
+fn stage_times(local: &Module, chain: &Chain, cut: &[Range<usize>], cluster: &Cluster) -> Vec<f64> {
+    let mut seconds = Seconds::default();
+    let mut time = |c: usize| chain.calls.get(c).map(|c| seconds.of(local, c.func, cluster));
+    cut.iter().map(|r| r.clone().filter_map(&mut time).sum()).collect()
 }

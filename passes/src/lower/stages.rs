@@ -1,10 +1,13 @@
 //! Entries and stages: which calls run where, what every argument is bound to, and what crosses from stage to stage.
+//!
+//! Works on the unfolded [`Chain`], whose values are numbers: the only part of lowering that grows with depth.
 
 use super::buffers::{Interval, align, plan};
-use pcc_ir::graph::Role;
 use pcc_ir::program::{EntryProgram, FuncProgram, IoSpec, Slot, StageProgram, Step};
-use pcc_ir::{Diagnostic, Entry, Func, FuncId, Inst, Op, ValueId};
-use std::collections::{BTreeMap, HashMap};
+use pcc_ir::repeat::{Bound, Chain};
+use pcc_ir::{Diagnostic, Func, FuncId};
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// What the stages of all entries need to know of the functions.
 pub(super) struct Lowered {
@@ -18,50 +21,54 @@ pub(super) struct Lowered {
 }
 
 pub(super) struct EntryLowering<'a> {
-    pub entry: &'a Entry,
+    pub name: &'a str,
     /// The local entry function: calls only.
     pub func: &'a Func,
+    pub chain: &'a Chain,
     pub lowered: &'a Lowered,
-    /// Stage of each call.
-    pub stage_of: &'a [u32],
+    /// Calls of each stage.
+    pub cut: &'a [Range<usize>],
     /// Index in the chain of layers of each call.
     pub layer_of: &'a [Option<u32>],
     pub inputs: Vec<IoSpec>,
     pub outputs: Vec<IoSpec>,
-    /// Call and stage that make each value; filled by [`EntryLowering::lower`].
-    pub makers: HashMap<ValueId, (usize, u32)>,
 }
 
-/// Where a value of the entry function lives: a fixed slot, or the arenas of the stages that have it.
-#[derive(Clone, Copy)]
-enum Home {
-    Fixed(Slot),
-    Arena,
+/// No call makes an argument.
+const NONE: u32 = u32::MAX;
+
+/// What is known of the values of an entry, by number.
+struct Values {
+    /// Call that makes each; [`NONE`] for arguments.
+    maker: Vec<u32>,
+    /// The slot it lives in on its maker's stage; without one, it lives in the arenas of the stages that have it.
+    home: Vec<Option<Slot>>,
+    bytes: Vec<u64>,
+    /// Stage of each call.
+    stage_of: Vec<u32>,
+}
+
+/// A value that crosses from its maker's stage to another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Crossing {
+    maker: u32,
+    to: u32,
+    value: u32,
 }
 
 impl EntryLowering<'_> {
-    pub fn lower(mut self, stages: u32) -> Result<EntryProgram, Diagnostic> {
-        let made = |(c, (_, inst, _)): (usize, (usize, &Inst, FuncId))| {
-            inst.results.iter().map(|&v| (v, (c, self.stage_of[c]))).collect::<Vec<_>>()
-        };
-        self.makers = self.calls().enumerate().flat_map(made).collect();
-        let homes = self.homes()?;
+    pub fn lower(self, stages: u32) -> Result<EntryProgram, Diagnostic> {
+        let values = self.values()?;
+        let crossings = self.crossings(&values);
         let mut programs = Vec::new();
         for stage in 0..stages {
-            programs.push(self.lower_stage(stage, &homes)?);
+            programs.push(self.lower_stage(stage, &values, &crossings)?);
         }
         Ok(EntryProgram {
-            name: self.entry.name.clone(),
+            name: self.name.to_owned(),
             inputs: self.inputs,
             outputs: self.outputs,
             stages: programs,
-        })
-    }
-
-    fn calls(&self) -> impl Iterator<Item = (usize, &Inst, FuncId)> {
-        self.func.insts.iter().enumerate().filter_map(|(i, inst)| match inst.op {
-            Op::Call(f) => Some((i, inst, f)),
-            _ => None,
         })
     }
 
@@ -75,172 +82,156 @@ impl EntryLowering<'_> {
     }
 
     /// Arguments have slots of their own; a result of the entry lives in its output; in-place results live in their state.
-    fn homes(&self) -> Result<HashMap<ValueId, Home>, Diagnostic> {
-        let mut homes = HashMap::new();
-        let mut input = 0;
-        for (&v, role) in self.func.args.iter().zip(&self.entry.args) {
-            let slot = match role {
-                Role::Input(_) => {
-                    input += 1;
-                    Slot::Input(input - 1)
-                }
-                Role::Param(p) => Slot::Param(p.as_u32()),
-                Role::State(s) => Slot::State(s.as_u32()),
-            };
-            homes.insert(v, Home::Fixed(slot));
+    fn values(&self) -> Result<Values, Diagnostic> {
+        let chain = self.chain;
+        let sizes: Vec<u64> = self.func.values.values().map(|v| v.ty.bytes() as u64).collect();
+        let bytes = chain.origins.iter().map(|v| sizes[v.as_u32() as usize]).collect();
+        let mut home: Vec<Option<Slot>> = vec![None; chain.origins.len()];
+        for &(v, bound) in &chain.args {
+            home[v as usize] = Some(slot(bound));
         }
-        let mut output = 0;
-        for (i, &v) in self.func.results.iter().enumerate() {
-            if self.entry.aliases.iter().any(|&(_, r)| r == i) {
-                continue;
-            }
-            homes.entry(v).or_insert(Home::Fixed(Slot::Output(output)));
-            output += 1;
+        for (r, output) in chain.results.iter().filter(|r| r.state.is_none()).zip(0..) {
+            home[r.value as usize].get_or_insert(Slot::Output(output));
         }
-        for (_, inst, f) in self.calls() {
-            let (_, program) = self.program(f)?;
-            for (r, &v) in inst.results.iter().enumerate() {
-                let pair = program.in_place.iter().find(|&&(_, slot)| slot == program.args + r as u32);
-                if let Some(&(a, _)) = pair
-                    && let Some(&home) = homes.get(&inst.args[a as usize])
-                {
-                    homes.insert(v, home);
-                }
-                homes.entry(v).or_insert(Home::Arena);
-            }
+        let mut maker = vec![NONE; chain.origins.len()];
+        let mut stage_of = vec![0; chain.calls.len()];
+        for (stage, range) in self.cut.iter().enumerate() {
+            stage_of.get_mut(range.clone()).into_iter().flatten().for_each(|s| *s = stage as u32);
         }
-        Ok(homes)
-    }
-
-    /// Stage that makes a value; `None` for arguments, which every stage has.
-    fn maker(&self, v: ValueId) -> Option<(usize, u32)> {
-        self.makers.get(&v).copied()
-    }
-
-    fn bytes(&self, v: ValueId) -> u64 {
-        self.func.ty(v).bytes() as u64
-    }
-
-    /// Values that stage `to` needs of other stages, in the order they are made, each with its maker's stage.
-    fn imports(&self, to: u32) -> Vec<(ValueId, u32)> {
-        let mut found: BTreeMap<(usize, ValueId), u32> = BTreeMap::new();
-        for (c, (_, inst, _)) in self.calls().enumerate() {
-            if self.stage_of[c] != to {
-                continue;
+        for (call, c) in chain.calls.iter().zip(0..) {
+            let (args, results) = (chain.args_of(call), chain.results_of(call));
+            let (_, program) = self.program(call.func)?;
+            for &v in results {
+                maker[v as usize] = c;
             }
-            for &a in &inst.args {
-                if let Some((at, from)) = self.maker(a)
-                    && from != to
-                {
-                    found.insert((at, a), from);
+            for &(a, r) in &program.in_place {
+                let pair = (args.get(a as usize), results.get((r as usize).wrapping_sub(args.len())));
+                if let (Some(&a), Some(&r)) = pair {
+                    home[r as usize] = home[a as usize];
                 }
             }
         }
-        found.into_iter().map(|((_, v), from)| (v, from)).collect()
+        Ok(Values { maker, home, bytes, stage_of })
     }
 
-    fn lower_stage(&self, stage: u32, homes: &HashMap<ValueId, Home>) -> Result<StageProgram, Diagnostic> {
+    /// Values that a stage needs of another, in the order they are made, each once.
+    fn crossings(&self, values: &Values) -> Vec<Crossing> {
+        let mut found = Vec::new();
+        for (call, &to) in self.chain.calls.iter().zip(&values.stage_of) {
+            for &value in self.chain.args_of(call) {
+                let maker = values.maker[value as usize];
+                if maker != NONE && values.stage_of[maker as usize] != to {
+                    found.push(Crossing { maker, to, value });
+                }
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    fn lower_stage(
+        &self,
+        stage: u32,
+        values: &Values,
+        crossings: &[Crossing],
+    ) -> Result<StageProgram, Diagnostic> {
         let mut steps: Vec<Draft> = Vec::new();
-        let mut imports = self.imports(stage).into_iter().peekable();
-        let exports: Vec<(u32, Vec<(ValueId, u32)>)> = (stage + 1
-            ..=self.stage_of.iter().copied().max().unwrap_or(0))
-            .map(|to| (to, self.imports(to)))
-            .collect();
-        for (c, (_, inst, f)) in self.calls().enumerate() {
-            if self.stage_of[c] != stage {
-                continue;
-            }
+        let from = |c: &Crossing| values.stage_of[c.maker as usize];
+        let mut imports = crossings.iter().filter(|c| c.to == stage).peekable();
+        let mut exports = crossings.iter().filter(|c| from(c) == stage).peekable();
+        for at in self.cut.get(stage as usize).cloned().unwrap_or_default() {
+            let Some(call) = self.chain.calls.get(at) else { break };
             // Links deliver in order: whatever was made before what this call needs is received first.
-            let needed =
-                inst.args.iter().filter_map(|&a| self.maker(a)).filter(|m| m.1 != stage).map(|m| m.0).max();
-            while let Some(&(v, from)) = imports.peek() {
-                if needed.is_none_or(|n| self.maker(v).is_none_or(|m| m.0 > n)) {
-                    break;
-                }
-                steps.push(Draft::Recv { from, value: v });
-                imports.next();
+            let makers = self.chain.args_of(call).iter().map(|&v| values.maker[v as usize]);
+            let needed = makers.filter(|&m| m != NONE && values.stage_of[m as usize] != stage).max();
+            while let Some(c) = imports.next_if(|c| needed.is_some_and(|n| c.maker <= n)) {
+                steps.push(Draft::Recv { from: from(c), value: c.value });
             }
-            steps.push(Draft::Call {
-                call: c,
-                func: f,
-                args: inst.args.clone(),
-                results: inst.results.clone(),
-            });
-            for (to, wanted) in &exports {
-                for &(v, from) in wanted {
-                    if from == stage && inst.results.contains(&v) {
-                        steps.push(Draft::Send { to: *to, value: v });
-                    }
-                }
+            steps.push(Draft::Call { call: at });
+            while let Some(c) = exports.next_if(|c| c.maker as usize == at) {
+                steps.push(Draft::Send { to: c.to, value: c.value });
             }
         }
-        self.copy_outputs(stage, homes, &mut steps);
-        self.place(steps, homes)
+        self.copy_outputs(stage, values, &mut steps);
+        self.place(steps, values)
     }
 
     /// Results of the entry whose home is not their own output or state (arguments, repeats) are copied there.
-    fn copy_outputs(&self, stage: u32, homes: &HashMap<ValueId, Home>, steps: &mut Vec<Draft>) {
+    fn copy_outputs(&self, stage: u32, values: &Values, steps: &mut Vec<Draft>) {
         let mut output = 0;
-        for (i, &v) in self.func.results.iter().enumerate() {
-            let slot = match self.entry.aliases.iter().find(|&&(_, r)| r == i) {
-                Some(&(a, _)) => match homes.get(&self.func.args[a]) {
-                    Some(&Home::Fixed(slot)) => slot,
-                    _ => continue,
-                },
+        for r in &self.chain.results {
+            let slot = match r.state {
+                Some(s) => Slot::State(s),
                 None => {
                     output += 1;
                     Slot::Output(output - 1)
                 }
             };
-            let at_home = matches!(homes.get(&v), Some(&Home::Fixed(s)) if s == slot);
-            let here = self.maker(v).map_or(0, |m| m.1) == stage;
-            if !at_home && here {
-                steps.push(Draft::Copy { value: v, slot });
+            let maker = values.maker[r.value as usize];
+            let here = values.stage_of.get(maker as usize).copied().unwrap_or(0) == stage;
+            if values.home[r.value as usize] != Some(slot) && here {
+                steps.push(Draft::Copy { value: r.value, slot });
             }
         }
     }
 
+    fn operands(&self, draft: &Draft) -> impl Iterator<Item = u32> {
+        let one = match draft {
+            Draft::Call { .. } => None,
+            Draft::Send { value, .. } | Draft::Recv { value, .. } | Draft::Copy { value, .. } => Some(*value),
+        };
+        let call = match draft {
+            Draft::Call { call } => self.chain.calls.get(*call),
+            _ => None,
+        };
+        let of_call = call.map(|c| (self.chain.args_of(c), self.chain.results_of(c))).unwrap_or_default();
+        of_call.0.iter().chain(of_call.1).copied().chain(one)
+    }
+
     /// Plans the arena and turns drafts into steps.
-    fn place(&self, drafts: Vec<Draft>, homes: &HashMap<ValueId, Home>) -> Result<StageProgram, Diagnostic> {
-        let mut live: BTreeMap<ValueId, Interval> = BTreeMap::new();
+    fn place(&self, drafts: Vec<Draft>, values: &Values) -> Result<StageProgram, Diagnostic> {
+        // A value made elsewhere lives in the arena here even if its maker keeps it in an output.
+        let received = |d: &Draft| if let Draft::Recv { value, .. } = d { Some(*value) } else { None };
+        let mut at_home: Vec<bool> = values.home.iter().map(Option::is_some).collect();
+        drafts.iter().filter_map(received).for_each(|v| at_home[v as usize] = false);
+        let mut live: HashMap<u32, Interval> = HashMap::new();
         for (at, d) in drafts.iter().enumerate() {
-            for v in d.values() {
-                // A value made elsewhere lives in the arena here even if its maker keeps it in an output.
-                if matches!(homes.get(&v), Some(Home::Arena) | None)
-                    || matches!(d, Draft::Recv { .. })
-                    || live.contains_key(&v)
-                {
-                    let bytes = self.bytes(v);
-                    live.entry(v).or_insert(Interval { bytes, first: at, last: at }).last = at;
-                }
+            for v in self.operands(d).filter(|&v| !at_home[v as usize]) {
+                let bytes = values.bytes[v as usize];
+                live.entry(v).or_insert(Interval { bytes, first: at, last: at }).last = at;
             }
         }
-        let intervals: Vec<Interval> = live.values().cloned().collect();
+        let mut live: Vec<(u32, Interval)> = live.into_iter().collect();
+        live.sort_unstable_by_key(|l| l.0);
+        let intervals: Vec<Interval> = live.iter().map(|l| l.1.clone()).collect();
         let (offsets, arena) = plan(&intervals);
-        let offset: HashMap<ValueId, u64> = live.keys().copied().zip(offsets).collect();
-        let slot = |v: ValueId| match (offset.get(&v), homes.get(&v)) {
-            (Some(&o), _) => Slot::Value(o),
-            (None, Some(&Home::Fixed(s))) => s,
-            (None, _) => Slot::Value(0),
+        let offset: HashMap<u32, u64> = live.iter().map(|l| l.0).zip(offsets).collect();
+        let slot = |v: u32| match values.home[v as usize] {
+            Some(slot) if at_home[v as usize] => slot,
+            _ => Slot::Value(offset.get(&v).copied().unwrap_or(0)),
         };
-        let mut steps = Vec::new();
+        let mut steps = Vec::with_capacity(drafts.len());
         for d in drafts {
             steps.push(match d {
                 Draft::Send { to, value } => {
-                    Step::Send { to, tag: value.as_u32(), slot: slot(value), bytes: self.bytes(value) }
+                    Step::Send { to, tag: value, slot: slot(value), bytes: values.bytes[value as usize] }
                 }
                 Draft::Recv { from, value } => {
-                    Step::Recv { from, tag: value.as_u32(), slot: slot(value), bytes: self.bytes(value) }
+                    Step::Recv { from, tag: value, slot: slot(value), bytes: values.bytes[value as usize] }
                 }
                 Draft::Copy { value, slot: to } => {
-                    let func = self.lowered.copies.get(&self.bytes(value)).copied();
+                    let func = self.lowered.copies.get(&values.bytes[value as usize]).copied();
                     let func = func.ok_or_else(|| Diagnostic::internal("no copy function for a result"))?;
                     Step::Call { func, slots: vec![slot(value), to], layer: None }
                 }
-                Draft::Call { call, func, args, results } => {
-                    let (index, _) = self.program(func)?;
-                    let constants = self.lowered.constants[index as usize].iter().map(|&c| Slot::Const(c));
-                    let slots = args.iter().chain(&results).map(|&v| slot(v)).chain(constants).collect();
+                Draft::Call { call } => {
+                    let made = &self.chain.calls[call];
+                    let (index, program) = self.program(made.func)?;
+                    let operands = self.chain.args_of(made).iter().chain(self.chain.results_of(made));
+                    let mut slots = Vec::with_capacity(program.slot_bytes.len());
+                    slots.extend(operands.map(|&v| slot(v)));
+                    slots.extend(self.lowered.constants[index as usize].iter().map(|&c| Slot::Const(c)));
                     Step::Call { func: index, slots, layer: self.layer_of[call] }
                 }
             });
@@ -249,19 +240,18 @@ impl EntryLowering<'_> {
     }
 }
 
-/// A step whose values are not placed yet.
-enum Draft {
-    Call { call: usize, func: FuncId, args: Vec<ValueId>, results: Vec<ValueId> },
-    Send { to: u32, value: ValueId },
-    Recv { from: u32, value: ValueId },
-    Copy { value: ValueId, slot: Slot },
+fn slot(bound: Bound) -> Slot {
+    match bound {
+        Bound::Input(i) => Slot::Input(i),
+        Bound::Param(i) => Slot::Param(i),
+        Bound::State(i) => Slot::State(i),
+    }
 }
 
-impl Draft {
-    fn values(&self) -> Vec<ValueId> {
-        match self {
-            Draft::Call { args, results, .. } => args.iter().chain(results).copied().collect(),
-            Draft::Send { value, .. } | Draft::Recv { value, .. } | Draft::Copy { value, .. } => vec![*value],
-        }
-    }
+/// A step whose values are not placed yet.
+enum Draft {
+    Call { call: usize },
+    Send { to: u32, value: u32 },
+    Recv { from: u32, value: u32 },
+    Copy { value: u32, slot: Slot },
 }

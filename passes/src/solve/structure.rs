@@ -372,19 +372,21 @@ fn rules(f: &Func) -> Vec<Rule> {
 /// The functions without calls that entries are, or call; an entry that mixes calls and other instructions, or calls a
 /// function with calls, has not been outlined.
 fn leaves(module: &Module) -> Result<BTreeMap<FuncId, f64>, Diagnostic> {
-    let calls = |f: &Func| f.insts.iter().filter(|i| matches!(i.op, Op::Call(_))).count();
+    let calls = |f: &Func| f.insts.iter().any(|i| matches!(i.op, Op::Call(_)));
+    let inner: BTreeSet<FuncId> = module.funcs.iter().filter(|(_, f)| calls(f)).map(|(id, _)| id).collect();
     let mut leaves: BTreeMap<FuncId, f64> = BTreeMap::new();
     for entry in &module.entries {
         let f = &module.funcs[entry.func];
-        let n = calls(f);
-        if n == 0 {
+        if !inner.contains(&entry.func) {
             *leaves.entry(entry.func).or_default() += entry.weight;
             continue;
         }
-        for inst in &f.insts {
+        for (at, inst) in f.insts.iter().enumerate() {
+            let body = entry.repeats.iter().find(|r| (r.first..r.first + r.calls).contains(&at));
+            let repetitions = body.map_or(1, |r| r.count);
             match inst.op {
-                Op::Call(callee) if calls(&module.funcs[callee]) == 0 => {
-                    *leaves.entry(callee).or_default() += entry.weight;
+                Op::Call(callee) if !inner.contains(&callee) => {
+                    *leaves.entry(callee).or_default() += entry.weight * f64::from(repetitions);
                 }
                 _ => {
                     return Err(Diagnostic::internal("shardings are chosen on outlined modules only")

@@ -12,7 +12,7 @@ pub(super) fn check(graph: &Module, sharded: &Module) -> Result<(), Diagnostic> 
     let mut open = Vec::new();
     for (a, b) in graph.entries.iter().zip(&sharded.entries) {
         let same = (&a.name, &a.args, &a.results, &a.aliases) == (&b.name, &b.args, &b.results, &b.aliases);
-        if !same || a.weight != b.weight {
+        if !same || a.weight != b.weight || a.repeats != b.repeats {
             return Err(Diagnostic::check(format!(
                 "sharding changed what entry `{}` takes or gives",
                 a.name
@@ -40,12 +40,12 @@ fn check_tables(graph: &Module, sharded: &Module) -> Result<(), Diagnostic> {
         return Err(fault("the mesh".to_owned()));
     }
     for (a, b) in graph.params.values().zip(sharded.params.values()) {
-        if (&a.name, &a.ty, &a.source) != (&b.name, &b.ty, &b.source) {
+        if (&a.name, &a.ty, &a.source, a.stack) != (&b.name, &b.ty, &b.source, b.stack) {
             return Err(fault(format!("parameter `{}`", a.name)));
         }
     }
     for (a, b) in graph.states.values().zip(sharded.states.values()) {
-        if (&a.name, &a.ty) != (&b.name, &b.ty) {
+        if (&a.name, &a.ty, a.stack) != (&b.name, &b.ty, b.stack) {
             return Err(fault(format!("state `{}`", a.name)));
         }
     }

@@ -12,11 +12,12 @@ pub(super) fn check(sharded: &Module, local: &Module, program: &Program) -> Resu
             "the program is of another version or mesh than the module it was made from",
         ));
     }
-    let params = sharded.params.values().map(|p| (&p.name, &p.source, &p.ty, &p.sharding));
+    let params = sharded.params.values().map(|p| (&p.name, &p.source, &p.ty, &p.sharding, p.stack));
     let mut have = program.params.iter();
-    for (name, source, ty, sharding) in params {
+    for (name, source, ty, sharding, stack) in params {
         let same = |p: &pcc_ir::program::LocalParam| {
-            (&p.name, &p.source, &p.ty, Some(&p.sharding)) == (name, source, ty, sharding.as_ref())
+            (&p.name, &p.source, &p.ty, Some(&p.sharding), p.stack)
+                == (name, source, ty, sharding.as_ref(), stack)
         };
         if !have.next().is_some_and(same) {
             return Err(Diagnostic::check(format!(
@@ -33,7 +34,8 @@ pub(super) fn check(sharded: &Module, local: &Module, program: &Program) -> Resu
     let mut have = program.states.iter();
     for state in sharded.states.values() {
         let same = |s: &pcc_ir::program::LocalState| {
-            (&s.name, &s.ty, Some(&s.sharding)) == (&state.name, &state.ty, state.sharding.as_ref())
+            (&s.name, &s.ty, Some(&s.sharding), s.stack)
+                == (&state.name, &state.ty, state.sharding.as_ref(), state.stack)
         };
         if !have.next().is_some_and(same) {
             return Err(Diagnostic::check(format!(

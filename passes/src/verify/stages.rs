@@ -5,9 +5,9 @@ mod bind;
 mod proofs;
 
 use super::{fault, links};
-use pcc_ir::graph::Role;
 use pcc_ir::program::{EntryProgram, Program, Slot, StageProgram, Step};
-use pcc_ir::{Diagnostic, Entry, Func, FuncId, Inst, Module, Op, ValueId};
+use pcc_ir::repeat::{Bound, Chain, ChainCall, Numbering, names};
+use pcc_ir::{Diagnostic, Entry, Func, Module};
 use proofs::Proofs;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -15,32 +15,63 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 const ALIGN: u64 = 64;
 
 pub(super) fn check(local: &Module, program: &Program) -> Result<(), Diagnostic> {
+    let tables = Tables::of(program)?;
+    let chain = |entry: &Entry| {
+        Chain::with(local, entry, &tables.params, &tables.states).map_err(|why| {
+            let what = "is the function of an entry that is no chain of calls";
+            fault::of_func(&local.funcs[entry.func], what).why(why)
+        })
+    };
+    let chains = local.entries.iter().map(chain).collect::<Result<Vec<_>, _>>()?;
     let mut proofs = Proofs::new(local, program);
     let mut state_stage: HashMap<u32, usize> = HashMap::new();
-    for (entry, made) in local.entries.iter().zip(&program.entries) {
-        let walk = Walk::new(local, program, entry, made);
-        walk.run(&mut proofs, &mut state_stage)?;
+    for ((entry, made), chain) in local.entries.iter().zip(&program.entries).zip(&chains) {
         let func = &local.funcs[entry.func];
-        links::check(made, |tag| tag_name(func, tag))?;
+        let walk = Walk::new(local, program, entry, made, chain, &tables);
+        walk.run(&mut proofs, &mut state_stage)?;
+        links::check(made, |tag| name_of(func, chain, tag))?;
     }
     Ok(())
 }
+
+/// Numbers of the program's parameters and states, which are those of the module.
+struct Tables {
+    params: Numbering,
+    states: Numbering,
+}
+
+impl Tables {
+    fn of(program: &Program) -> Result<Self, Diagnostic> {
+        let fault = |why| Diagnostic::check("the program's stacks are not well formed").why(why);
+        let params = Numbering::new(program.params.iter().map(|p| p.stack)).map_err(fault)?;
+        let states = Numbering::new(program.states.iter().map(|s| s.stack)).map_err(fault)?;
+        Ok(Self { params, states })
+    }
+
+    fn state<'p>(&self, program: &'p Program, number: u32) -> Option<(&'p pcc_ir::program::LocalState, u32)> {
+        let (row, k) = self.states.origin(number)?;
+        Some((program.states.get(row as usize)?, k))
+    }
+}
+
+/// A value of the chain, by number.
+type Number = u32;
 
 /// What one stage holds while it runs a micro-batch.
 #[derive(Default)]
 struct Held {
     /// Value in each state and output.
-    fixed: HashMap<Slot, ValueId>,
+    fixed: HashMap<Slot, Number>,
     /// Start in the arena to end and value.
-    arena: BTreeMap<u64, (u64, ValueId)>,
+    arena: BTreeMap<u64, (u64, Number)>,
     /// Values that lost their place, and to what.
-    lost: HashMap<ValueId, ValueId>,
+    lost: HashMap<Number, Number>,
 }
 
 struct Message {
     tag: u32,
     bytes: u64,
-    value: ValueId,
+    value: Number,
 }
 
 struct Walk<'a> {
@@ -49,52 +80,56 @@ struct Walk<'a> {
     entry: &'a Entry,
     made: &'a EntryProgram,
     func: &'a Func,
-    /// Calls of the chain.
-    calls: Vec<(&'a Inst, FuncId)>,
-    /// Role and, for inputs, number of each argument.
-    roles: HashMap<ValueId, Slot>,
+    /// The entry's calls, every repetition by itself.
+    chain: &'a Chain,
+    tables: &'a Tables,
+    /// Bytes of each value.
+    bytes: Vec<u64>,
+    /// Slot of each value that is an argument.
+    roles: Vec<Option<Slot>>,
     /// Argument value of each state.
-    states: HashMap<u32, ValueId>,
+    states: HashMap<u32, Number>,
     next_call: usize,
     next_layer: u32,
     links: HashMap<(usize, usize), VecDeque<Message>>,
     /// What outputs hold, and on which stage.
-    outputs: HashMap<u32, Vec<(usize, ValueId)>>,
+    outputs: HashMap<u32, Vec<(usize, Number)>>,
     /// What states hold at the end.
-    new_states: HashMap<u32, ValueId>,
+    new_states: HashMap<u32, Number>,
 }
 
 impl<'a> Walk<'a> {
-    fn new(local: &'a Module, program: &'a Program, entry: &'a Entry, made: &'a EntryProgram) -> Self {
+    fn new(
+        local: &'a Module,
+        program: &'a Program,
+        entry: &'a Entry,
+        made: &'a EntryProgram,
+        chain: &'a Chain,
+        tables: &'a Tables,
+    ) -> Self {
         let func = &local.funcs[entry.func];
-        let mut inputs = 0;
+        let sizes: Vec<u64> = func.values.values().map(|v| v.ty.bytes() as u64).collect();
         let mut states = HashMap::new();
-        let mut roles = HashMap::new();
-        for (&v, role) in func.args.iter().zip(&entry.args) {
-            let slot = match role {
-                Role::Input(_) => {
-                    inputs += 1;
-                    Slot::Input(inputs - 1)
+        let mut roles = vec![None; chain.origins.len()];
+        for &(v, bound) in &chain.args {
+            roles[v as usize] = Some(match bound {
+                Bound::Input(i) => Slot::Input(i),
+                Bound::Param(p) => Slot::Param(p),
+                Bound::State(s) => {
+                    states.insert(s, v);
+                    Slot::State(s)
                 }
-                Role::Param(p) => Slot::Param(p.as_u32()),
-                Role::State(s) => {
-                    states.insert(s.as_u32(), v);
-                    Slot::State(s.as_u32())
-                }
-            };
-            roles.insert(v, slot);
+            });
         }
-        let call = |inst: &'a Inst| match inst.op {
-            Op::Call(id) => Some((inst, id)),
-            _ => None,
-        };
         Self {
             local,
             program,
             entry,
             made,
             func,
-            calls: func.insts.iter().filter_map(call).collect(),
+            chain,
+            tables,
+            bytes: chain.origins.iter().map(|v| sizes[v.as_u32() as usize]).collect(),
             roles,
             states,
             next_call: 0,
@@ -110,21 +145,18 @@ impl<'a> Walk<'a> {
         proofs: &mut Proofs<'a>,
         state_stage: &mut HashMap<u32, usize>,
     ) -> Result<(), Diagnostic> {
-        if self.calls.len() != self.func.insts.len() {
-            return Err(fault::of_func(self.func, "is an entry that does more than call functions"));
-        }
         let made: &'a EntryProgram = self.made;
         for (stage, steps) in made.stages.iter().enumerate() {
             self.stage(stage, steps, proofs, state_stage)?;
         }
-        if let Some((inst, id)) = self.calls.get(self.next_call) {
-            let name = &self.local.funcs[*id].name;
-            let what = format!("is made by no stage: the call of `{name}` is missing");
-            return Err(fault::of_inst(self.func, inst, &what));
+        if let Some(call) = self.chain.calls.get(self.next_call) {
+            let name = &self.local.funcs[call.func].name;
+            let what = format!("{} is made by no stage: the call of `{name}` is missing", self.made_by(call));
+            return Err(Diagnostic::check(what).at(self.place_of(call)));
         }
         if let Some(((from, to), message)) = self.links.iter().find_map(|(k, q)| Some((k, q.front()?))) {
             let what = format!("is sent by stage {from} to stage {to}, which never receives it");
-            return Err(fault::of_value(self.func, message.value, &what));
+            return Err(self.of_value(message.value, &what));
         }
         self.check_results()
     }
@@ -146,16 +178,14 @@ impl<'a> Walk<'a> {
                         let Slot::State(s) = *slot else { continue };
                         let first = *state_stage.entry(s).or_insert(stage);
                         if first != stage {
-                            let name = self.local.states.values().nth(s as usize).map_or("?", |x| &x.name);
-                            return Err(
-                                place.wrong(format!("uses state `{name}`, which stage {first} holds"))
-                            );
+                            let state = self.describe(Slot::State(s));
+                            return Err(place.wrong(format!("uses {state}, which stage {first} holds")));
                         }
                     }
                 }
                 Step::Send { to, tag, slot, bytes } => {
-                    let value = self.content(&place, &held, *slot, &tag_name(self.func, *tag))?;
-                    self.check_peer(&place, *to, &self.name(value))?;
+                    let value = self.content(&place, &held, *slot, &|| self.name(*tag))?;
+                    self.check_peer(&place, *to, &|| self.name(value))?;
                     self.check_bytes(&place, value, *bytes)?;
                     let message = Message { tag: *tag, bytes: *bytes, value };
                     self.links.entry((stage, *to as usize)).or_default().push_back(message);
@@ -177,39 +207,60 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn check_peer(&self, place: &Place<'_>, peer: u32, name: &str) -> Result<(), Diagnostic> {
+    fn check_peer(&self, place: &Place<'_>, peer: u32, name: &dyn Fn() -> String) -> Result<(), Diagnostic> {
         match (peer as usize) < self.made.stages.len() && peer as usize != place.stage {
             true => Ok(()),
-            false => Err(place.wrong(format!("exchanges {name} with stage {peer}, which is no other stage"))),
+            false => {
+                let name = name();
+                Err(place.wrong(format!("exchanges {name} with stage {peer}, which is no other stage")))
+            }
         }
     }
 
     /// What messages call a value.
-    fn name(&self, value: ValueId) -> String {
-        fault::value(self.func, value)
+    fn name(&self, value: Number) -> String {
+        name_of(self.func, self.chain, value)
+    }
+
+    /// What messages call what a call makes.
+    fn made_by(&self, call: &ChainCall) -> String {
+        self.chain.results_of(call).first().map_or("nothing".to_owned(), |&v| self.name(v))
+    }
+
+    /// Where a call stands in the user's model.
+    fn place_of(&self, call: &ChainCall) -> String {
+        match self.func.insts.get(call.inst as usize).map_or("", |i| &i.loc) {
+            "" => format!("function `{}`", self.func.name),
+            loc => format!("`{}` in function `{}`", names::element(loc, call.repetition), self.func.name),
+        }
+    }
+
+    /// A fault of a value.
+    fn of_value(&self, value: Number, what: &str) -> Diagnostic {
+        let maker = self.chain.calls.iter().find(|c| self.chain.results_of(c).contains(&value));
+        let place = maker.map_or_else(|| format!("function `{}`", self.func.name), |c| self.place_of(c));
+        Diagnostic::check(format!("{} {what}", self.name(value))).at(place)
     }
 
     /// What the next call of the chain makes, for messages.
     fn next_made(&self) -> String {
-        match self.calls.get(self.next_call) {
-            Some((inst, id)) => {
-                let made = inst.results.first().map_or("nothing".to_owned(), |&v| self.name(v));
-                format!("`{}` is next, to make {made}", self.local.funcs[*id].name)
+        match self.chain.calls.get(self.next_call) {
+            Some(call) => {
+                format!("`{}` is next, to make {}", self.local.funcs[call.func].name, self.made_by(call))
             }
             None => {
-                let last = self.func.insts.last().and_then(|i| i.results.first());
-                let made = last.map_or("nothing".to_owned(), |&v| self.name(v));
+                let made = self.chain.calls.last().map_or("nothing".to_owned(), |c| self.made_by(c));
                 format!("the last call of the entry has made {made}")
             }
         }
     }
 
-    fn check_bytes(&self, place: &Place<'_>, value: ValueId, bytes: u64) -> Result<(), Diagnostic> {
-        let wanted = self.func.ty(value).bytes() as u64;
+    fn check_bytes(&self, place: &Place<'_>, value: Number, bytes: u64) -> Result<(), Diagnostic> {
+        let wanted = self.bytes[value as usize];
         match bytes == wanted {
             true => Ok(()),
             false => {
-                let name = fault::value(self.func, value);
+                let name = self.name(value);
                 Err(place.wrong(format!("moves {bytes} bytes of {name}, which has {wanted}")))
             }
         }
@@ -221,22 +272,21 @@ impl<'a> Walk<'a> {
         held: &mut Held,
         (from, tag, slot, bytes): (u32, u32, Slot, u64),
     ) -> Result<(), Diagnostic> {
-        self.check_peer(place, from, &tag_name(self.func, tag))?;
+        self.check_peer(place, from, &|| self.name(tag))?;
         let queue = self.links.entry((from as usize, place.stage)).or_default();
         let Some(message) = queue.pop_front() else {
-            let name = tag_name(self.func, tag);
+            let name = self.name(tag);
             return Err(place.wrong(format!("waits for {name}, which stage {from} does not send before")));
         };
         if message.tag != tag || message.bytes != bytes {
-            let name = fault::value(self.func, message.value);
+            let name = self.name(message.value);
             let why =
                 format!("it expects tag {tag} of {bytes} bytes, not {} of {}", message.tag, message.bytes);
             return Err(place.wrong(format!("receives {name} where it expects another message")).why(why));
         }
         match slot {
             Slot::Value(offset) => self.put(place, held, offset, message.value),
-            _ => Err(place
-                .wrong(format!("receives {} into no value slot", fault::value(self.func, message.value)))),
+            _ => Err(place.wrong(format!("receives {} into no value slot", self.name(message.value)))),
         }
     }
 
@@ -246,52 +296,53 @@ impl<'a> Walk<'a> {
         place: &Place<'_>,
         held: &Held,
         slot: Slot,
-        wanted: &str,
-    ) -> Result<ValueId, Diagnostic> {
+        wanted: &dyn Fn() -> String,
+    ) -> Result<Number, Diagnostic> {
         let found = match slot {
             Slot::Value(offset) => held.arena.get(&offset).map(|&(_, v)| v),
             Slot::State(s) => held.fixed.get(&slot).or(self.states.get(&s)).copied(),
             Slot::Output(_) => held.fixed.get(&slot).copied(),
-            Slot::Param(_) | Slot::Input(_) => self.roles.iter().find(|r| *r.1 == slot).map(|r| *r.0),
+            Slot::Param(_) | Slot::Input(_) => {
+                self.chain.args.iter().map(|a| a.0).find(|&v| self.roles[v as usize] == Some(slot))
+            }
             Slot::Const(_) => None,
         };
         found.ok_or_else(|| {
-            let slot = describe(self.program, slot);
-            place.wrong(format!("reads {slot} for {wanted}, but no value is there"))
+            let slot = self.describe(slot);
+            place.wrong(format!("reads {slot} for {}, but no value is there", wanted()))
         })
     }
 
     /// Whether a slot holds a value.
-    fn holds(&self, held: &Held, slot: Slot, value: ValueId) -> bool {
+    fn holds(&self, held: &Held, slot: Slot, value: Number) -> bool {
         match slot {
             Slot::Value(offset) => {
-                let end = offset.checked_add(self.func.ty(value).bytes() as u64);
+                let end = offset.checked_add(self.bytes[value as usize]);
                 held.arena.get(&offset).is_some_and(|&(e, v)| v == value && Some(e) == end)
             }
             Slot::State(s) => held.fixed.get(&slot).or(self.states.get(&s)) == Some(&value),
             Slot::Output(_) => held.fixed.get(&slot) == Some(&value),
-            Slot::Param(_) | Slot::Input(_) => self.roles.get(&value) == Some(&slot),
+            Slot::Param(_) | Slot::Input(_) => self.roles[value as usize] == Some(slot),
             Slot::Const(_) => false,
         }
     }
 
     /// Puts a value into the arena; whatever it covers is gone.
-    fn put(&self, place: &Place<'_>, held: &mut Held, offset: u64, value: ValueId) -> Result<(), Diagnostic> {
-        let bytes = self.func.ty(value).bytes() as u64;
+    fn put(&self, place: &Place<'_>, held: &mut Held, offset: u64, value: Number) -> Result<(), Diagnostic> {
+        let bytes = self.bytes[value as usize];
         let end = offset.checked_add(bytes).filter(|&e| e <= place.arena && offset.is_multiple_of(ALIGN));
         let Some(end) = end else {
-            let name = fault::value(self.func, value);
-            let arena = place.arena;
+            let (name, arena) = (self.name(value), place.arena);
             return Err(
                 place.wrong(format!("puts {name}, of {bytes} bytes, at {offset} of an arena of {arena}"))
             );
         };
-        let covered: Vec<u64> =
-            held.arena.iter().filter(|&(&s, &(e, _))| s < end && offset < e).map(|(&s, _)| s).collect();
-        for start in covered {
-            if let Some((_, old)) = held.arena.remove(&start) {
-                held.lost.insert(old, value);
-            }
+        // What is held does not overlap, so that ends are in the order of starts.
+        while let Some((&start, &(e, old))) = held.arena.range(..end).next_back()
+            && offset < e
+        {
+            held.arena.remove(&start);
+            held.lost.insert(old, value);
         }
         held.lost.remove(&value);
         held.arena.insert(offset, (end, value));
@@ -301,36 +352,57 @@ impl<'a> Walk<'a> {
     /// Every output and new state is where it belongs at the end.
     fn check_results(&self) -> Result<(), Diagnostic> {
         let mut output = 0;
-        for (r, &v) in self.func.results.iter().enumerate() {
-            let name = &self.entry.results[r];
-            if let Some(&(a, _)) = self.entry.aliases.iter().find(|&&(_, alias)| alias == r) {
-                let Role::State(s) = self.entry.args[a] else { continue };
-                let held = self.new_states.get(&s.as_u32()).or(self.states.get(&s.as_u32()));
-                if held != Some(&v) {
-                    let what = format!("is the new value of state `{name}`, but does not end up there");
-                    return Err(fault::of_value(self.func, v, &what));
+        for r in &self.chain.results {
+            let name = || names::element(&self.entry.results[r.index as usize], r.element);
+            if let Some(s) = r.state {
+                let held = self.new_states.get(&s).or(self.states.get(&s));
+                if held != Some(&r.value) {
+                    let what = format!("is the new value of state `{}`, but does not end up there", name());
+                    return Err(self.of_value(r.value, &what));
                 }
                 continue;
             }
             let held = self.outputs.get(&output).map(Vec::as_slice).unwrap_or_default();
-            let right = held.iter().filter(|(_, h)| *h == v).count();
+            let right = held.iter().filter(|(_, h)| *h == r.value).count();
             if right != 1 || held.len() != 1 {
                 let what = match held.len() {
-                    0 => format!("is output `{name}`, which no stage writes"),
-                    _ => format!("is output `{name}`, which is written with other values or twice"),
+                    0 => format!("is output `{}`, which no stage writes", name()),
+                    _ => format!("is output `{}`, which is written with other values or twice", name()),
                 };
-                return Err(fault::of_value(self.func, v, &what));
+                return Err(self.of_value(r.value, &what));
             }
             output += 1;
         }
         Ok(())
     }
+
+    /// What messages call a slot.
+    fn describe(&self, slot: Slot) -> String {
+        let (program, tables) = (self.program, self.tables);
+        let named = |kind: &str, i: u32, name: Option<(&String, u32)>| match name {
+            Some((name, k)) => format!("{kind} `{}`", names::element(name, k)),
+            None => format!("{kind} {i}, which does not exist"),
+        };
+        let param = |(row, k): (u32, u32)| Some((&program.params.get(row as usize)?.name, k));
+        match slot {
+            Slot::Param(i) => named("parameter", i, tables.params.origin(i).and_then(param)),
+            Slot::State(i) => named("state", i, tables.state(program, i).map(|(s, k)| (&s.name, k))),
+            Slot::Input(i) => format!("input {i}"),
+            Slot::Output(i) => format!("output {i}"),
+            Slot::Const(i) => format!("constant {i}"),
+            Slot::Value(offset) => format!("the arena at {offset}"),
+        }
+    }
 }
 
-/// What messages call the value that a tag stands for.
-fn tag_name(func: &Func, tag: u32) -> String {
-    let value = (tag != u32::MAX).then(|| ValueId::from_u32(tag)).filter(|&v| func.values.get(v).is_some());
-    value.map_or_else(|| format!("message {tag}"), |v| fault::value(func, v))
+/// What messages call a value of a chain.
+fn name_of(func: &Func, chain: &Chain, value: Number) -> String {
+    let Some(&origin) = chain.origins.get(value as usize) else { return format!("message {value}") };
+    match (func.values[origin].name.as_str(), chain.elements[value as usize]) {
+        ("", 0) => fault::value(func, origin),
+        ("", k) => format!("{} in repetition {}", fault::value(func, origin), k + 1),
+        (name, k) => format!("value `{}` ({origin})", names::element(name, k)),
+    }
 }
 
 /// A step, for messages.
@@ -354,21 +426,5 @@ fn overlap((a, n): (Slot, u64), (b, m): (Slot, u64)) -> bool {
     match (a, b) {
         (Slot::Value(x), Slot::Value(y)) => x < y.saturating_add(m) && y < x.saturating_add(n),
         (a, b) => a == b,
-    }
-}
-
-/// What messages call a slot.
-fn describe(program: &Program, slot: Slot) -> String {
-    let named = |kind: &str, i: u32, name: Option<&String>| match name {
-        Some(name) => format!("{kind} `{name}`"),
-        None => format!("{kind} {i}, which does not exist"),
-    };
-    match slot {
-        Slot::Param(i) => named("parameter", i, program.params.get(i as usize).map(|p| &p.name)),
-        Slot::State(i) => named("state", i, program.states.get(i as usize).map(|s| &s.name)),
-        Slot::Input(i) => format!("input {i}"),
-        Slot::Output(i) => format!("output {i}"),
-        Slot::Const(i) => format!("constant {i}"),
-        Slot::Value(offset) => format!("the arena at {offset}"),
     }
 }

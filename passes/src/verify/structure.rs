@@ -5,6 +5,7 @@ use super::fault;
 use pcc_ir::graph::Role;
 use pcc_ir::mesh::AxisRef;
 use pcc_ir::ops::{Collective, Gather, Iota, MaskTail, ShardBase, ShardSlice, Update};
+use pcc_ir::repeat;
 use pcc_ir::{Axis, Diagnostic, Func, FuncId, Inst, Mesh, Module, Op, Sharding, Type, ValueId};
 use std::collections::HashSet;
 
@@ -46,6 +47,13 @@ pub(super) fn check(module: &Module, level: Level) -> Result<(), Diagnostic> {
         };
         if !entry.aliases.iter().all(state) {
             return Err(fault("aliases something that is no state and new state"));
+        }
+        // What one repetition is proved to be, all are: they call the same functions, and only stacks differ between them.
+        let stacked = module.params.values().any(|p| p.stack.is_some())
+            || module.states.values().any(|s| s.stack.is_some());
+        if stacked || !entry.repeats.is_empty() {
+            repeat::check(module, entry)
+                .map_err(|why| fault("has repeats that are not well formed").why(why))?;
         }
     }
     let shardings = module.params.values().map(|p| (&p.name, &p.ty, &p.sharding));

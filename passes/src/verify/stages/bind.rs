@@ -1,9 +1,9 @@
 //! One call: the function that is next in the chain, its slots the values it takes and gives.
 
-use super::super::fault;
-use super::{Held, Place, Proofs, Walk, describe, overlap};
+use super::{Held, Number, Place, Proofs, Walk, overlap};
 use pcc_ir::program::{FuncProgram, IoSpec, Program, Slot};
-use pcc_ir::{Diagnostic, Inst, Type, ValueId};
+use pcc_ir::repeat::ChainCall;
+use pcc_ir::{Diagnostic, Type};
 
 impl<'a> Walk<'a> {
     pub(super) fn call(
@@ -26,49 +26,55 @@ impl<'a> Walk<'a> {
                 place.wrong(format!("binds {have} slots of `{}`, which has {want}; {next}", code.name))
             );
         }
-        let wanted = self.calls.get(self.next_call).copied();
+        let wanted = self.chain.calls.get(self.next_call);
         if layer.is_none()
             && let (Some(&from), Some(&to)) = (slots.first(), slots.get(1))
             && code.args == 1
             && code.results == 1
-            && wanted.is_none_or(|(_, id)| proofs.call(id, index, code).is_err())
+            && wanted.is_none_or(|c| proofs.call(c.func, index, code).is_err())
         {
             return self.copy(place, held, proofs, (index, code, from, to));
         }
-        let Some((inst, id)) = wanted else {
+        let Some(call) = wanted else {
             return Err(place.wrong(format!("calls `{}`, but {}", code.name, self.next_made())));
         };
+        let id = call.func;
         if let Err(why) = proofs.call(id, index, code) {
             let callee = &self.local.funcs[id].name;
             if code.name == *callee {
                 return Err(why.clone());
             }
-            let name = inst.results.first().map_or("nothing".to_owned(), |&v| fault::value(self.func, v));
+            let name = self.made_by(call);
             let what = format!("calls `{}` where `{callee}` is to make {name}", code.name);
             return Err(place.wrong(what).why(why.what.clone()));
         }
-        self.check_layer(place, inst, layer)?;
+        self.check_layer(place, call, layer)?;
         self.next_call += 1;
         let args = code.args as usize;
-        for (i, (&v, &slot)) in inst.args.iter().zip(slots).enumerate() {
+        for (i, (&v, &slot)) in self.chain.args_of(call).iter().zip(slots).enumerate() {
             if !self.holds(held, slot, v) {
-                return Err(self.misbound(place, held, inst, (i, v, slot)));
+                return Err(self.misbound(place, held, call, (i, v, slot)));
             }
         }
         for (k, &slot) in slots.iter().skip(args + code.results as usize).enumerate() {
             let right = matches!(slot, Slot::Const(c) if proofs.constant((id, index), k, c));
             if !right {
-                let made = inst.results.first().map_or("nothing".to_owned(), |&v| self.name(v));
+                let made = self.made_by(call);
                 let what =
                     format!("binds another constant than `{}` lists as its {k}th to make {made}", code.name);
                 return Err(place.wrong(what));
             }
         }
-        self.results(place, held, code, (inst, slots))
+        self.results(place, held, code, (call, slots))
     }
 
     /// Layers are numbered along the chain.
-    fn check_layer(&mut self, place: &Place<'_>, inst: &Inst, layer: Option<u32>) -> Result<(), Diagnostic> {
+    fn check_layer(
+        &mut self,
+        place: &Place<'_>,
+        call: &ChainCall,
+        layer: Option<u32>,
+    ) -> Result<(), Diagnostic> {
         match layer {
             None => Ok(()),
             Some(n) if n == self.next_layer => {
@@ -76,7 +82,7 @@ impl<'a> Walk<'a> {
                 Ok(())
             }
             Some(n) => {
-                let name = inst.results.first().map_or("a call".to_owned(), |&v| fault::value(self.func, v));
+                let name = self.made_by(call);
                 Err(place.wrong(format!("makes {name} as layer {n} where layer {} is next", self.next_layer)))
             }
         }
@@ -87,16 +93,16 @@ impl<'a> Walk<'a> {
         &self,
         place: &Place<'_>,
         held: &Held,
-        inst: &Inst,
-        (i, v, slot): (usize, ValueId, Slot),
+        call: &ChainCall,
+        (i, v, slot): (usize, Number, Slot),
     ) -> Diagnostic {
-        let made = inst.results.first().map_or("nothing".to_owned(), |&r| fault::value(self.func, r));
-        let name = fault::value(self.func, v);
-        let bound = describe(self.program, slot);
+        let made = self.made_by(call);
+        let name = self.name(v);
+        let bound = self.describe(slot);
         let here = match slot {
             Slot::Value(_) | Slot::State(_) | Slot::Output(_) => {
-                match self.content(place, held, slot, &name) {
-                    Ok(other) if other != v => format!(", which holds {}", fault::value(self.func, other)),
+                match self.content(place, held, slot, &|| name.clone()) {
+                    Ok(other) if other != v => format!(", which holds {}", self.name(other)),
                     Ok(_) => ", which holds only a part of it".to_owned(),
                     Err(_) => ", which holds no value there".to_owned(),
                 }
@@ -107,9 +113,9 @@ impl<'a> Walk<'a> {
             .wrong(format!(
                 "binds argument {i} of the call that makes {made} to {bound}{here}; it should be {name}"
             ))
-            .at(format!("`{}` in entry `{}`", inst.loc, self.entry.name));
+            .at(format!("{}, entry `{}`", self.place_of(call), self.entry.name));
         if let Some(&by) = held.lost.get(&v) {
-            d = d.why(format!("{name} was overwritten by {}", fault::value(self.func, by)));
+            d = d.why(format!("{name} was overwritten by {}", self.name(by)));
         }
         d
     }
@@ -120,18 +126,18 @@ impl<'a> Walk<'a> {
         place: &Place<'_>,
         held: &mut Held,
         code: &FuncProgram,
-        (inst, slots): (&Inst, &[Slot]),
+        (call, slots): (&ChainCall, &[Slot]),
     ) -> Result<(), Diagnostic> {
         let args = code.args as usize;
-        for (r, (&v, &slot)) in inst.results.iter().zip(slots.iter().skip(args)).enumerate() {
-            let name = || fault::value(self.func, v);
+        for (r, (&v, &slot)) in self.chain.results_of(call).iter().zip(slots.iter().skip(args)).enumerate() {
+            let name = || self.name(v);
             let partner =
                 code.in_place.iter().find(|p| p.1 as usize == args + r).and_then(|p| slots.get(p.0 as usize));
             if let Some(&partner) = partner {
                 let state = matches!(slot, Slot::State(_));
                 let shared = slots.iter().filter(|&&s| s == slot).count() > 2;
                 if slot != partner || !state || shared {
-                    let (a, b) = (describe(self.program, partner), describe(self.program, slot));
+                    let (a, b) = (self.describe(partner), self.describe(slot));
                     return Err(place.wrong(format!(
                         "updates {} in place, but takes it from {a} and puts it into {b}",
                         name()
@@ -141,7 +147,7 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let others = slots.iter().zip(&code.slot_bytes).enumerate().filter(|(i, _)| *i != args + r);
-            let bytes = self.func.ty(v).bytes() as u64;
+            let bytes = self.bytes[v as usize];
             if let Some((i, _)) = others.into_iter().find(|(_, (s, b))| overlap((slot, bytes), (**s, **b))) {
                 let what = if i < args { "an argument" } else { "another result" };
                 return Err(place.wrong(format!("puts {} over {what} of the same call", name())));
@@ -151,17 +157,13 @@ impl<'a> Walk<'a> {
                 Slot::Output(_) | Slot::State(_) => {
                     let room = self.room(slot);
                     if room != Some(bytes) {
-                        let to = describe(self.program, slot);
+                        let to = self.describe(slot);
                         return Err(place.wrong(format!("puts {}, of {bytes} bytes, into {to}", name())));
                     }
                     held.fixed.insert(slot, v);
                 }
                 _ => {
-                    return Err(place.wrong(format!(
-                        "writes {} into {}",
-                        name(),
-                        describe(self.program, slot)
-                    )));
+                    return Err(place.wrong(format!("writes {} into {}", name(), self.describe(slot))));
                 }
             }
         }
@@ -175,7 +177,7 @@ impl<'a> Walk<'a> {
             Slot::Output(o) => {
                 self.made.outputs.get(o as usize).map(|IoSpec { ty, sharding, .. }| bytes(ty, sharding))
             }
-            Slot::State(s) => self.program.states.get(s as usize).map(|s| bytes(&s.ty, &s.sharding)),
+            Slot::State(s) => self.tables.state(self.program, s).map(|(s, _)| bytes(&s.ty, &s.sharding)),
             _ => None,
         }
     }
@@ -188,10 +190,11 @@ impl<'a> Walk<'a> {
         proofs: &mut Proofs<'a>,
         (index, code, from, to): (u32, &FuncProgram, Slot, Slot),
     ) -> Result<(), Diagnostic> {
-        let value = self.content(place, held, from, &format!("a copy where {}", self.next_made()))?;
-        let name = fault::value(self.func, value);
-        if !proofs.is_copy(index, code, self.func.ty(value)) {
-            let next = self.calls.get(self.next_call).map(|&(_, id)| id);
+        let value = self.content(place, held, from, &|| format!("a copy where {}", self.next_made()))?;
+        let name = self.name(value);
+        let ty = self.func.ty(self.chain.origins[value as usize]);
+        if !proofs.is_copy(index, code, ty) {
+            let next = self.chain.calls.get(self.next_call).map(|c| c.func);
             if let Some(id) = next.filter(|&id| self.local.funcs[id].name == code.name)
                 && let Err(why) = proofs.call(id, index, code)
             {
@@ -200,8 +203,8 @@ impl<'a> Walk<'a> {
             let next = self.next_made();
             return Err(place.wrong(format!("calls `{}` on {name}, which is no copy; {next}", code.name)));
         }
-        if self.room(to) != Some(self.func.ty(value).bytes() as u64) || from == to {
-            return Err(place.wrong(format!("copies {name} into {}", describe(self.program, to))));
+        if self.room(to) != Some(ty.bytes() as u64) || from == to {
+            return Err(place.wrong(format!("copies {name} into {}", self.describe(to))));
         }
         held.fixed.insert(to, value);
         Ok(())
