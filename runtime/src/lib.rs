@@ -36,3 +36,11 @@ pub use sampling::Sampling;
 pub use session::{Options, Session};
 pub use tensor::{HostData, HostTensor};
 pub use trace::{Event, NO_INSTR};
+
+/// Checks that no instruction of any device can leave its buffers, and that every run ends; loading an artifact does it too.
+///
+/// # Errors
+/// The first fault found, with its path in program.json.
+pub fn validate(program: &pcc_ir::program::Program) -> Result<(), pcc_ir::Diagnostic> {
+    validate::check(program)
+}
