@@ -54,7 +54,9 @@ pub fn mutate(form: Form, data: &[u8], seed: u64) -> Vec<u8> {
 }
 
 fn json_bytes(data: &[u8], count: usize, rng: &mut Rng) -> Vec<u8> {
-    let Ok(mut value) = serde_json::from_slice::<Value>(data) else { return bytes(data.to_vec(), count, rng) };
+    let Ok(mut value) = serde_json::from_slice::<Value>(data) else {
+        return bytes(data.to_vec(), count, rng);
+    };
     if rng.chance(4) {
         return bytes(data.to_vec(), count, rng);
     }
@@ -181,8 +183,9 @@ fn text(data: &[u8], count: usize, rng: &mut Rng) -> Vec<u8> {
         let (i, j) = (rng.below(words.len()), rng.below(words.len()));
         match rng.below(9) {
             0..=2 => {
-                let numbers: Vec<usize> =
-                    (0..words.len()).filter(|&w| words[w].starts_with(|c: char| c.is_ascii_digit())).collect();
+                let numbers: Vec<usize> = (0..words.len())
+                    .filter(|&w| words[w].starts_with(|c: char| c.is_ascii_digit()))
+                    .collect();
                 let Some(&w) = numbers.get(rng.below(numbers.len())) else { continue };
                 words[w] = match rng.chance(40) {
                     true => rng.pick(&NUMBERS).to_string(),
@@ -193,7 +196,9 @@ fn text(data: &[u8], count: usize, rng: &mut Rng) -> Vec<u8> {
             4 => drop(words.remove(i)),
             5 => words.insert(i, words[j].clone()),
             6 => change_lines(&mut words, rng),
-            7 => words[i] = String::from_utf8_lossy(&bytes(words[i].clone().into_bytes(), 1, rng)).into_owned(),
+            7 => {
+                words[i] = String::from_utf8_lossy(&bytes(words[i].clone().into_bytes(), 1, rng)).into_owned()
+            }
             _ => words.swap(i, j),
         }
     }
@@ -278,7 +283,13 @@ mod tests {
     #[test]
     fn every_form_takes_any_bytes() {
         for form in [Form::Json, Form::Text, Form::Bytes, Form::Headed] {
-            for data in [&b""[..], b"\xff", b"\x02\0\0\0\0\0\0\0{}..", b"\xff\xff\xff\xff\xff\xff\xff\xff{", b"a 1\nb"] {
+            for data in [
+                &b""[..],
+                b"\xff",
+                b"\x02\0\0\0\0\0\0\0{}..",
+                b"\xff\xff\xff\xff\xff\xff\xff\xff{",
+                b"a 1\nb",
+            ] {
                 (0..200).for_each(|seed| drop(mutate(form, data, seed)));
             }
         }

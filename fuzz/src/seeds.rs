@@ -35,7 +35,9 @@ pub fn seeds(target: &Target) -> Result<Vec<(String, Vec<u8>)>, String> {
             collect(&root().join("frontend/tests/data"), "config.json", &mut files);
         }
         "pcir" => collect(&root().join("tests/filetests"), ".pcir", &mut files),
-        "safetensors" => collect(&root().join("frontend/tests/data"), "mistral/model.safetensors", &mut files),
+        "safetensors" => {
+            collect(&root().join("frontend/tests/data"), "mistral/model.safetensors", &mut files)
+        }
         _ => {}
     }
     let name = |f: &Path| f.strip_prefix(root()).unwrap_or(f).display().to_string();
@@ -69,9 +71,13 @@ fn collect(folder: &Path, end: &str, files: &mut Vec<PathBuf>) {
 fn gguf() -> Vec<(String, Vec<u8>)> {
     let (hidden, vocab) = (32u64, 262u64);
     let bytes: Vec<String> = (0..256).map(|b| format!("<0x{b:02X}>")).collect();
-    let tokens: Vec<&str> =
-        ["<unk>", "<s>", "</s>"].into_iter().chain(bytes.iter().map(String::as_str)).chain(["\u{2581}", "a", "\u{2581}a"]).collect();
-    let kinds: Vec<i32> = (0..262).map(|i| [2, 3, 3].get(i).copied().unwrap_or(if i < 259 { 6 } else { 1 })).collect();
+    let tokens: Vec<&str> = ["<unk>", "<s>", "</s>"]
+        .into_iter()
+        .chain(bytes.iter().map(String::as_str))
+        .chain(["\u{2581}", "a", "\u{2581}a"])
+        .collect();
+    let kinds: Vec<i32> =
+        (0..262).map(|i| [2, 3, 3].get(i).copied().unwrap_or(if i < 259 { 6 } else { 1 })).collect();
     let zeros = |n: u64, kind: u32| {
         let (block, size) = match kind {
             0 => (1, 4),
@@ -150,7 +156,8 @@ fn artifacts() -> Result<Vec<(String, Vec<u8>)>, String> {
         let options = modules::options(mesh, false, batch, loaded.info);
         let made = compile(loaded.module, &options).map_err(|d| format!("{model}: {d}"))?;
         let levels = Levels { graph: made.graph, sharded: made.sharded, local: made.local };
-        let file = json!({"program": made.program, "levels": levels, "report": made.report, "plan": made.plan});
+        let file =
+            json!({"program": made.program, "levels": levels, "report": made.report, "plan": made.plan});
         out.push((format!("made {model} tp {tp} pp {pp} dp {dp}"), file.to_string().into_bytes()));
     }
     Ok(out)
@@ -163,7 +170,10 @@ fn flagged_models() -> Result<Vec<(String, Vec<u8>)>, String> {
         ("examples/mlp.json", json!({"tp": 4, "batch": 8})),
         ("examples/skip.json", json!({"tp": 3, "pp": 2})),
         ("fuzz/seeds/model_json/small.json", json!({"tp": 2, "pp": 2, "dp": 1, "micro_batches": 2})),
-        ("frontend/tests/data/tiny-llama/config.json", json!({"tp": 2, "pp": 2, "sp": true, "seq": 4, "micro_batches": 2})),
+        (
+            "frontend/tests/data/tiny-llama/config.json",
+            json!({"tp": 2, "pp": 2, "sp": true, "seq": 4, "micro_batches": 2}),
+        ),
         ("frontend/tests/data/tiny-gpt2/config.json", json!({"tp": 5, "dp": 2, "seq": 5, "batch": 5})),
         ("frontend/tests/data/tiny-bert/config.json", json!({"tp": 3, "pp": 3, "seq": 3, "batch": 3})),
     ] {

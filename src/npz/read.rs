@@ -67,7 +67,9 @@ fn header(from: &mut impl Read) -> std::io::Result<Vec<u8>> {
             _ => {}
         }
         if depth > MAX_DEPTH {
-            return Err(std::io::Error::other(format!("the header of an array nests deeper than {MAX_DEPTH}")));
+            return Err(std::io::Error::other(format!(
+                "the header of an array nests deeper than {MAX_DEPTH}"
+            )));
         }
     }
     Ok(bytes)

@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod fuzz;
 mod model;
 mod npz;
 mod project;
@@ -20,7 +21,7 @@ use step::Steps;
 
 /// Every subcommand: its name, one line of help, and what it does. Usage, dispatch and the tidy check of the docs
 /// all read this one table.
-pub(crate) const COMMANDS: [(&str, &str, Run); 6] = [
+pub(crate) const COMMANDS: [(&str, &str, Run); 7] = [
     ("setup", "install LLVM 22 and what linking it needs", Run::Plain(setup::run)),
     (
         "demo",
@@ -35,6 +36,7 @@ pub(crate) const COMMANDS: [(&str, &str, Run); 6] = [
         "measure every figure pcc claims, with --peers beside other engines",
         Run::WithArguments(bench::run),
     ),
+    ("fuzz", "fuzz [TARGET] for --seconds N each, or try one --input FILE", Run::WithArguments(fuzz::run)),
 ];
 
 /// What a subcommand does.

@@ -41,8 +41,7 @@ pub fn artifact(data: &[u8]) {
 fn check_levels(artifact: &Artifact) {
     let Some(levels) = accept("levels", artifact.levels()) else { return };
     let program = &artifact.program;
-    let input =
-        CheckInput { graph: &levels.graph, sharded: &levels.sharded, local: &levels.local, program };
+    let input = CheckInput { graph: &levels.graph, sharded: &levels.sharded, local: &levels.local, program };
     accept("check", check(&input));
     let Some(plan) = accept("plan", Plan::from_json(&artifact.plan.to_string())) else { return };
     accept("twin", twin::twin(&levels.graph, &plan, &program.batch, &program.model));

@@ -92,7 +92,8 @@ pub fn is_small(program: &Program) -> bool {
     let frames = program.funcs.iter().map(|f| f.frame_bytes).fold(0, u64::saturating_add);
     let mut values = frames.saturating_add(states.saturating_mul(cells));
     for entry in &program.entries {
-        values = values.saturating_add((io(&entry.inputs).saturating_add(io(&entry.outputs))).saturating_mul(cells));
+        values = values
+            .saturating_add((io(&entry.inputs).saturating_add(io(&entry.outputs))).saturating_mul(cells));
         for stage in &entry.stages {
             values = values.saturating_add(stage.arena_bytes);
             for step in &stage.steps {

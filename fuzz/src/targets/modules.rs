@@ -33,7 +33,11 @@ pub fn pcir(data: &[u8]) {
         Ok(())
     });
     accept("passes", made);
-    let sharded = module.funcs.values().flat_map(|f| f.values.values()).any(|v| v.sharding.is_some() || v.claim.is_some());
+    let sharded = module
+        .funcs
+        .values()
+        .flat_map(|f| f.values.values())
+        .any(|v| v.sharding.is_some() || v.claim.is_some());
     if !sharded {
         let rows = rows_of(&module).unwrap_or(1);
         let dp = module.mesh.dp as usize;

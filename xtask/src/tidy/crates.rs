@@ -3,7 +3,7 @@
 use super::tree::{Finding, Tree};
 
 /// Who may know whom; the folder of each crate, `.` being the `pcc` binary. The table of ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 7] = [
+const ARROWS: [(&str, &[&str]); 8] = [
     (".", &["pcc-ir", "pcc-frontend", "pcc-passes", "pcc-runtime"]),
     ("ir", &[]),
     ("frontend", &["pcc-ir"]),
@@ -11,6 +11,7 @@ const ARROWS: [(&str, &[&str]); 7] = [
     ("codegen", &["pcc-ir"]),
     ("runtime", &["pcc-ir"]),
     ("xtask", &[]),
+    ("fuzz", &["pcc-ir", "pcc-frontend", "pcc-passes", "pcc-runtime"]),
 ];
 
 /// Outside libraries that one crate alone may know.
