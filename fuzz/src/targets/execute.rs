@@ -114,11 +114,11 @@ fn work(program: &Program, entry: &EntryProgram) -> f64 {
         match kind {
             InstrKind::Kernel(l) => {
                 let nodes = program.kernels.get(l.kernel).map_or(1, |k| k.nodes.len() + k.stores.len());
-                l.extents.iter().map(|&e| e.max(1) as f64).product::<f64>() * nodes as f64
+                l.extents.iter().map(|e| e.full.max(1) as f64).product::<f64>() * nodes as f64
             }
             InstrKind::Gemm(g) => {
-                let batch: f64 = g.batch.iter().map(|d| d.extent as f64).product();
-                g.m as f64 * g.n as f64 * g.k as f64 * batch
+                let batch: f64 = g.batch.iter().map(|d| d.extent.full as f64).product();
+                [&g.m, &g.n, &g.k].into_iter().map(|e| e.full as f64).product::<f64>() * batch
             }
             InstrKind::Collective(c) => {
                 c.src_shape.iter().chain(&c.dst_shape).map(|&n| n as f64).product::<f64>()
