@@ -31,6 +31,8 @@ enum Command {
     Run(cmd::run::Args),
     /// Generate text with a compiled language model
     Generate(cmd::generate::Args),
+    /// Measure how well a compiled language model predicts a text
+    Eval(cmd::eval::Args),
     /// Show what an artifact does: stages, memory, every collective and why it is there
     Inspect(cmd::inspect::Args),
     /// Check an artifact again, and with --numeric run it against the reference evaluator
@@ -74,6 +76,7 @@ fn run(command: Command) -> Result<(), Diagnostic> {
         Command::Compile(a) => cmd::compile::run(&a),
         Command::Run(a) => cmd::run::run(&a),
         Command::Generate(a) => cmd::generate::run(&a),
+        Command::Eval(a) => cmd::eval::run(&a),
         Command::Inspect(a) => cmd::inspect::run(&a),
         Command::Verify(a) => cmd::verify::run(&a),
         Command::Opt(a) => cmd::opt::run(&a),

@@ -1,8 +1,10 @@
 //! Opening an artifact for execution: program, kernels, weights.
 
 use crate::{artifact_output, progress};
+use pcc_frontend::tokenizer::Tokenizer;
 use pcc_frontend::weights::Checkpoint;
 use pcc_ir::Diagnostic;
+use pcc_ir::program::ModelInfo;
 use pcc_runtime::{Artifact, Event, NoWeights, Options, ReadParams, Session};
 use std::path::{Path, PathBuf};
 
@@ -21,13 +23,20 @@ pub struct Args {
     trace: Option<PathBuf>,
 }
 
-/// Loads an artifact and its weights.
+/// Loads an artifact, without its weights.
 ///
 /// # Errors
-/// The artifact is damaged or for another machine, the weights are missing or of another model, or memory is short.
-pub fn session(artifact: &Path, args: &Args, quiet: bool) -> Result<Session, Diagnostic> {
+/// The artifact is damaged, or `--trace` names a place where nothing can be written.
+pub fn artifact(path: &Path, args: &Args) -> Result<Artifact, Diagnostic> {
     args.trace.as_deref().map(artifact_output::check_place).transpose()?;
-    let artifact = Artifact::load(artifact)?;
+    Artifact::load(path)
+}
+
+/// Loads the kernels and the weights of an artifact.
+///
+/// # Errors
+/// The artifact is for another machine, the weights are missing or of another model, or memory is short.
+pub fn session(artifact: Artifact, args: &Args, quiet: bool) -> Result<Session, Diagnostic> {
     let checkpoint = checkpoint(&artifact, args.weights.as_deref())?;
     let weights: &dyn ReadParams = match &checkpoint {
         Some(c) => c,
@@ -68,6 +77,48 @@ fn checkpoint(artifact: &Artifact, given: Option<&Path>) -> Result<Option<Checkp
             .help("give the weights the model was compiled with, or compile again"));
     }
     Ok(Some(checkpoint))
+}
+
+/// The tokenizer: the one given, else the model's.
+///
+/// # Errors
+/// There is none, it cannot be used, or it is plainly of another model.
+pub fn tokenizer(model: &ModelInfo, given: Option<&Path>) -> Result<Tokenizer, Diagnostic> {
+    // Opening a path looks for a tokenizer.json beside a model's file: another file's name here is a mistake, not a model.
+    if let Some(path) = given
+        && path.is_file()
+        && path.extension().is_some_and(|e| e == "json")
+        && path.file_name().is_none_or(|n| n != "tokenizer.json")
+    {
+        return Err(Diagnostic::input("a tokenizer's file is called tokenizer.json")
+            .at(path.display().to_string())
+            .help("rename it, or give the folder or GGUF file it belongs to"));
+    }
+    let known = model.tokenizer.as_ref().map(PathBuf::from);
+    let Some(path) = given.map(Path::to_path_buf).or(known) else {
+        return Err(Diagnostic::input("the model came without a tokenizer")
+            .help("give --tokenizer FILE, a tokenizer.json or a GGUF file, or use `pcc run` on token ids"));
+    };
+    let tokenizer = Tokenizer::open(&path)?;
+    check_vocabulary(&tokenizer, model.vocab).map_err(|d| d.at(path.display().to_string()))?;
+    Ok(tokenizer)
+}
+
+/// Rows of an embedding beyond the tokenizer's tokens that are still padding: published models have up to a fiftieth, small ones
+/// are rounded up to a multiple of 64 or 128.
+fn padding(vocab: usize) -> usize {
+    (vocab / 10).max(256)
+}
+
+/// A tokenizer of another model usually has another number of tokens.
+fn check_vocabulary(tokenizer: &Tokenizer, vocab: usize) -> Result<(), Diagnostic> {
+    let (own, all) = (tokenizer.own_vocab_size(), tokenizer.vocab_size());
+    if own <= vocab && all.saturating_add(padding(vocab)) >= vocab {
+        return Ok(());
+    }
+    Err(Diagnostic::input("the tokenizer is of another model")
+        .why(format!("it has {all} tokens, the model {vocab}"))
+        .help("give the tokenizer that came with the model"))
 }
 
 /// Writes the trace, if one was asked for: one row a device.

@@ -32,3 +32,18 @@ pub fn bytes(quiet: bool, what: &'static str) -> ProgressBar {
     bar.set_message(what);
     bar
 }
+
+/// A bar over things that are counted.
+pub fn count(quiet: bool, what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if hidden(quiet) {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    if let Ok(style) =
+        ProgressStyle::with_template("{msg} [{bar:30}] {human_pos}/{human_len} {per_sec} {eta}")
+    {
+        bar.set_style(style);
+    }
+    bar.set_message(what);
+    bar
+}

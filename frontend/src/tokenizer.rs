@@ -113,6 +113,11 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// Number of ids without the tokens that were added to the vocabulary.
+    pub fn own_vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(false)
+    }
+
     /// Id of a token by its exact spelling in the vocabulary.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)

@@ -4,6 +4,7 @@ use crate::sampling::Sampling;
 use crate::session::Session;
 use crate::tensor::HostTensor;
 use pcc_ir::Diagnostic;
+use pcc_ir::program::Program;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -48,7 +49,7 @@ pub fn generate(
     generation: &Generation<'_>,
     on_token: &mut dyn FnMut(usize, u32) -> Result<bool, Diagnostic>,
 ) -> Result<Timing, Diagnostic> {
-    let seq = check(session, generation)?;
+    let seq = generation.check(session.program())?;
     session.reset_states();
     let mut timing = Timing::default();
     let mut rows: Vec<Row> = generation
@@ -72,42 +73,47 @@ pub fn generate(
     Ok(timing)
 }
 
-/// Checks the request against the program; returns the sequence capacity.
-fn check(session: &Session, generation: &Generation<'_>) -> Result<usize, Diagnostic> {
-    generation.sampling.check()?;
-    let program = session.program();
-    for name in ["prefill", "decode"] {
-        if !program.entries.iter().any(|e| e.name == name) {
-            return Err(Diagnostic::input("this artifact cannot generate text")
-                .why(format!("it has no entry `{name}`"))
-                .help("compile a causal language model"));
+impl Generation<'_> {
+    /// Checks the request against a program; returns the sequence capacity. [`generate`] does this first, and a caller may before it
+    /// loads weights.
+    ///
+    /// # Errors
+    /// The program has no `prefill` and `decode`; a prompt is empty, too long or not of the vocabulary; too many prompts.
+    pub fn check(&self, program: &Program) -> Result<usize, Diagnostic> {
+        self.sampling.check()?;
+        for name in ["prefill", "decode"] {
+            if !program.entries.iter().any(|e| e.name == name) {
+                return Err(Diagnostic::input("this artifact cannot generate text")
+                    .why(format!("it has no entry `{name}`"))
+                    .help("compile a causal language model"));
+            }
         }
+        let (count, batch, seq) = (self.prompts.len(), program.batch.batch, program.model.seq);
+        if count == 0 || count > batch {
+            return Err(Diagnostic::input(format!("{count} prompts were given"))
+                .why(format!("the program was compiled for 1 to {batch}"))
+                .help("give fewer prompts, or compile with a larger --batch"));
+        }
+        for (i, prompt) in self.prompts.iter().enumerate() {
+            let wrong = |what: String| Err(Diagnostic::input(what).at(format!("prompt {i}")));
+            if prompt.is_empty() {
+                return wrong("the prompt is empty".to_owned());
+            }
+            if prompt.len() > seq {
+                return wrong(format!(
+                    "the prompt has {} tokens, the program was compiled for {seq}",
+                    prompt.len()
+                ));
+            }
+            if let Some(token) = prompt.iter().find(|&&t| t as usize >= program.model.vocab.max(1)) {
+                return wrong(format!(
+                    "token {token} is not among the {} of the vocabulary",
+                    program.model.vocab
+                ));
+            }
+        }
+        Ok(seq)
     }
-    let (count, batch, seq) = (generation.prompts.len(), program.batch.batch, program.model.seq);
-    if count == 0 || count > batch {
-        return Err(Diagnostic::input(format!("{count} prompts were given"))
-            .why(format!("the program was compiled for 1 to {batch}"))
-            .help("give fewer prompts, or compile with a larger --batch"));
-    }
-    for (i, prompt) in generation.prompts.iter().enumerate() {
-        let wrong = |what: String| Err(Diagnostic::input(what).at(format!("prompt {i}")));
-        if prompt.is_empty() {
-            return wrong("the prompt is empty".to_owned());
-        }
-        if prompt.len() > seq {
-            return wrong(format!(
-                "the prompt has {} tokens, the program was compiled for {seq}",
-                prompt.len()
-            ));
-        }
-        if let Some(token) = prompt.iter().find(|&&t| t as usize >= program.model.vocab.max(1)) {
-            return wrong(format!(
-                "token {token} is not among the {} of the vocabulary",
-                program.model.vocab
-            ));
-        }
-    }
-    Ok(seq)
 }
 
 /// Runs all prompts, padded to the longest; the logits of each one's last token.

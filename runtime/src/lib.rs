@@ -4,6 +4,7 @@ mod affinity;
 mod artifact;
 mod block;
 mod distribute;
+mod eval;
 mod executor;
 mod extents;
 mod generate;
@@ -25,6 +26,7 @@ mod validate;
 mod tests;
 
 pub use artifact::{Artifact, Contents, Levels};
+pub use eval::{Evaluation, Score, evaluate};
 pub use generate::{Generation, Timing, generate};
 pub use interpreter::Interpreter;
 pub use kernel_object::KernelObject;

@@ -5,10 +5,10 @@ use crate::open;
 use pcc_frontend::tokenizer::Tokenizer;
 use pcc_ir::Diagnostic;
 use pcc_ir::program::Task;
-use pcc_runtime::{Generation, Sampling, Session};
+use pcc_runtime::{Generation, Sampling};
 use serde::Serialize;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -60,24 +60,28 @@ struct Seconds {
 
 pub fn run(args: &Args) -> Result<(), Diagnostic> {
     check(args)?;
-    let mut session = open::session(&args.artifact, &args.open, args.json)?;
-    let tokenizer = tokenizer(&session, args.tokenizer.as_deref())?;
-    if session.program().model.task != Task::CausalLm {
+    let artifact = open::artifact(&args.artifact, &args.open)?;
+    let model = artifact.program.model.clone();
+    if model.task != Task::CausalLm {
         return Err(Diagnostic::input("this model does not generate text")
             .why("it is no causal language model")
             .help("use `pcc run` for its outputs"));
     }
+    let tokenizer = open::tokenizer(&model, args.tokenizer.as_deref())?;
     let encode = |p: &String| if args.chat { tokenizer.encode_chat(None, p) } else { tokenizer.encode(p) };
     let prompts = args.prompt.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-    let sampling = Sampling { temperature: args.temperature, top_p: args.top_p, seed: args.seed };
+    let eos: Vec<u32> = model.eos.iter().chain(tokenizer.eos()).copied().collect();
+    let generation = Generation {
+        prompts: &prompts,
+        max_tokens: args.max_tokens,
+        sampling: Sampling { temperature: args.temperature, top_p: args.top_p, seed: args.seed },
+        stop_tokens: &eos,
+    };
+    // Weights may take minutes: what is wrong with the request is said before.
+    generation.check(&artifact.program)?;
+    let mut session = open::session(artifact, &args.open, args.json)?;
     let mut rows = Rows::new(args, &tokenizer, &prompts);
-    let mut eos = session.program().model.eos.clone();
-    eos.extend_from_slice(tokenizer.eos());
-    let timing = pcc_runtime::generate(
-        &mut session,
-        &Generation { prompts: &prompts, max_tokens: args.max_tokens, sampling, stop_tokens: &eos },
-        &mut |row, token| rows.push(row, token),
-    )?;
+    let timing = pcc_runtime::generate(&mut session, &generation, &mut |row, token| rows.push(row, token))?;
     open::write_trace(&mut session, &args.open)?;
     let seconds = Seconds { prefill: timing.prefill, decode: timing.decode };
     rows.finish(&prompts, seconds)
@@ -97,25 +101,6 @@ fn check(args: &Args) -> Result<(), Diagnostic> {
         return Err(Diagnostic::usage("--stop is an empty text"));
     }
     Ok(())
-}
-
-fn tokenizer(session: &Session, given: Option<&Path>) -> Result<Tokenizer, Diagnostic> {
-    let known = session.program().model.tokenizer.as_ref().map(PathBuf::from);
-    // Opening a path looks for a tokenizer.json beside a model's file: another file's name here is a mistake, not a model.
-    if let Some(path) = given
-        && path.is_file()
-        && path.extension().is_some_and(|e| e == "json")
-        && path.file_name().is_none_or(|n| n != "tokenizer.json")
-    {
-        return Err(Diagnostic::input("a tokenizer's file is called tokenizer.json")
-            .at(path.display().to_string())
-            .help("rename it, or give the folder or GGUF file it belongs to"));
-    }
-    match given.map(Path::to_path_buf).or(known) {
-        Some(path) => Tokenizer::open(&path),
-        None => Err(Diagnostic::input("the model came without a tokenizer")
-            .help("give --tokenizer FILE, a tokenizer.json or a GGUF file, or use `pcc run` on token ids")),
-    }
 }
 
 /// The rows under way: streams a single one, collects several.

@@ -3,6 +3,7 @@
 pub mod compile;
 pub mod completions;
 pub mod doctor;
+pub mod eval;
 pub mod generate;
 pub mod import;
 pub mod inspect;

@@ -57,10 +57,11 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     }
     args.output.as_deref().map(artifact_output::check_place).transpose()?;
     let given = npz::read(&args.input)?;
-    let mut session = open::session(&args.artifact, &args.open, args.json)?;
-    let load = start.elapsed().as_secs_f64();
-    let entry = find_entry(session.program(), args.entry.as_deref())?.clone();
+    let artifact = open::artifact(&args.artifact, &args.open)?;
+    let entry = find_entry(&artifact.program, args.entry.as_deref())?.clone();
     let prepared = prepare(&entry, given)?;
+    let mut session = open::session(artifact, &args.open, args.json)?;
+    let load = start.elapsed().as_secs_f64();
     let mut steps = Vec::new();
     let mut outputs = BTreeMap::new();
     for _ in 0..args.steps {

@@ -5,6 +5,7 @@ mod artifacts;
 mod broken;
 mod commands;
 mod descriptions;
+mod eval;
 mod families;
 mod graphs;
 mod interrupted;

@@ -68,7 +68,12 @@ pub fn artifact(name: &str, args: &[&str]) -> PathBuf {
 
 /// A tokenizer of 101 words `w0` to `w100`.
 pub fn tokenizer(folder: &Path) -> String {
-    let vocab: serde_json::Map<String, Value> = (0..101).map(|i| (format!("w{i}"), json!(i))).collect();
+    tokenizer_of(folder, 101)
+}
+
+/// A tokenizer of `words` words `w0`, `w1` and so on.
+pub fn tokenizer_of(folder: &Path, words: usize) -> String {
+    let vocab: serde_json::Map<String, Value> = (0..words).map(|i| (format!("w{i}"), json!(i))).collect();
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,

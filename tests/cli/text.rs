@@ -143,6 +143,10 @@ fn what_cannot_be_generated() {
     std::fs::write(place.path().join("bad/tokenizer.json"), b"{").unwrap();
     bad("bad/tokenizer.json", &["bad/tokenizer.json"]);
     bad("bad", &["bad/tokenizer.json"]);
+    // What is wrong with the request is said before weights are looked for.
+    let other = folder();
+    let large = models::tokenizer_of(other.path(), 5000);
+    bad(&large, &["another model", "5000", "101"]);
     let bert = models::artifact("bert", &["--seq", "16", "--batch", "5"]);
     fails(
         place.path(),
