@@ -9,7 +9,7 @@ pub mod bounds;
 pub mod mutate;
 #[path = "../../passes/tests/random_partitions/rng.rs"]
 #[allow(dead_code)] // the generator of random plans uses all of it
-pub mod rng;
+mod rng;
 mod scratch;
 pub mod seeds;
 mod targets;

@@ -40,22 +40,22 @@ fn replay(name: &str, changes: usize) {
 
 #[test]
 fn model_json() {
-    replay("model_json", 1500);
+    replay("model_json", 1000);
 }
 
 #[test]
 fn config_json() {
-    replay("config_json", 1000);
+    replay("config_json", 300);
 }
 
 #[test]
 fn pcir() {
-    replay("pcir", 1000);
+    replay("pcir", 600);
 }
 
 #[test]
 fn pipeline() {
-    replay("pipeline", 200);
+    replay("pipeline", 60);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn safetensors() {
 
 #[test]
 fn artifact() {
-    replay("artifact", 200);
+    replay("artifact", 150);
 }
 
 #[test]
