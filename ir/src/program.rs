@@ -8,6 +8,10 @@
 mod expand;
 mod steps;
 
+mod attention;
+
+pub use attention::{AttentionCall, Strided};
+
 use crate::extent::Extent;
 use crate::kernel::{Kernel, KernelId};
 use crate::mesh::{AxisRef, Mesh};
@@ -261,17 +265,19 @@ pub struct Instr {
 pub enum InstrKind {
     Kernel(Launch),
     Gemm(Gemm),
+    Attention(AttentionCall),
     Collective(CollectiveCall),
 }
 
 impl InstrKind {
-    /// Every extent, in a fixed order: dims of the iteration space; m, n, k and outer loops of a product.
+    /// Every extent, in a fixed order: dims of the iteration space; m, n, k and outer loops of a product; those of an attention.
     pub fn extents(&self) -> Vec<&Extent> {
         match self {
             InstrKind::Kernel(l) => l.extents.iter().collect(),
             InstrKind::Gemm(g) => {
                 [&g.m, &g.n, &g.k].into_iter().chain(g.batch.iter().map(|d| &d.extent)).collect()
             }
+            InstrKind::Attention(a) => a.extents().to_vec(),
             InstrKind::Collective(_) => Vec::new(),
         }
     }

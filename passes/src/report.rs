@@ -282,6 +282,7 @@ fn gemm_flops(f: &FuncProgram) -> u64 {
         InstrKind::Gemm(g) => {
             2 * g.m.full * g.n.full * g.k.full * g.batch.iter().map(|b| b.extent.full).product::<u64>()
         }
+        InstrKind::Attention(a) => a.flops(),
         _ => 0,
     };
     f.instrs.iter().map(|i| flops(&i.kind)).sum()

@@ -2,6 +2,7 @@
 
 mod affinity;
 mod artifact;
+mod attention;
 mod block;
 mod distribute;
 mod eval;

@@ -41,6 +41,7 @@ impl Event {
                 let kind = match &instr.kind {
                     InstrKind::Kernel(_) => "kernel",
                     InstrKind::Gemm(_) => "product",
+                    InstrKind::Attention(_) => "attention",
                     InstrKind::Collective(call) => call.kind.name(),
                 };
                 format!("{place}: {kind} of {what}")

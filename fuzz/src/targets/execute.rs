@@ -120,6 +120,7 @@ fn work(program: &Program, entry: &EntryProgram) -> f64 {
                 let batch: f64 = g.batch.iter().map(|d| d.extent.full as f64).product();
                 [&g.m, &g.n, &g.k].into_iter().map(|e| e.full as f64).product::<f64>() * batch
             }
+            InstrKind::Attention(a) => a.flops() as f64,
             InstrKind::Collective(c) => {
                 c.src_shape.iter().chain(&c.dst_shape).map(|&n| n as f64).product::<f64>()
             }

@@ -117,7 +117,7 @@ impl FuncLowering<'_> {
             Op::LayerNorm(n) => self.express_layer_norm(k, inst, n.eps, map),
             Op::Softmax(_) => {
                 let x = self.express(k, arg(0), map)?;
-                Ok(softmax(k, x, None))
+                Ok(softmax(k, x))
             }
             op => Err(Diagnostic::internal(format!("`{}` cannot be part of a kernel", op.name()))),
         }
@@ -329,26 +329,11 @@ fn mean_rsqrt(k: &mut KernelBuilder, squares: NodeId, eps: f64) -> NodeId {
     k.unary(UnaryKind::Rsqrt, shifted)
 }
 
-/// Softmax over the lane. With a mask, elements outside it count nothing and become zero; a row with no element inside becomes all zero.
-pub(super) fn softmax(k: &mut KernelBuilder, x: NodeId, mask: Option<NodeId>) -> NodeId {
-    let zero = k.f32(0.0);
-    let seen = match mask {
-        Some(m) => {
-            let low = k.f32(f64::from(f32::MIN));
-            k.select(m, x, low)
-        }
-        None => x,
-    };
-    let max = k.row_reduce(ReduceKind::Max, seen);
+/// Softmax over the lane.
+fn softmax(k: &mut KernelBuilder, x: NodeId) -> NodeId {
+    let max = k.row_reduce(ReduceKind::Max, x);
     let shifted = k.binary(BinaryKind::Sub, x, max);
-    let mut e = k.unary(UnaryKind::Exp, shifted);
-    if let Some(m) = mask {
-        e = k.select(m, e, zero);
-    }
-    let mut sum = k.row_reduce(ReduceKind::Sum, e);
-    if mask.is_some() {
-        let tiny = k.f32(f64::from(f32::MIN_POSITIVE));
-        sum = k.binary(BinaryKind::Max, sum, tiny);
-    }
+    let e = k.unary(UnaryKind::Exp, shifted);
+    let sum = k.row_reduce(ReduceKind::Sum, e);
     k.binary(BinaryKind::Div, e, sum)
 }

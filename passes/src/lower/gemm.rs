@@ -1,13 +1,10 @@
 //! Contractions as matrix products: dims of equal kind that step alike are merged; what remains of rows and columns beyond one dim
 //! becomes outer loops, and operands whose contracted dims do not merge are copied dense first.
 
-use super::express::{Dim, Map, softmax};
 use super::func::{FuncLowering, View, dense_strides};
-use super::kernel_build::KernelBuilder;
-use pcc_ir::kernel::{Node, NodeId};
-use pcc_ir::ops::{Attention, BinaryKind, CompareKind, DotGeneral, UnaryKind};
+use pcc_ir::ops::DotGeneral;
 use pcc_ir::program::{BatchDim, Gemm, InstrKind, Matrix};
-use pcc_ir::{DType, Diagnostic, Extent, Inst, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Extent, Inst, ValueId};
 
 /// One dim of a product: its extent and its stride in each of a, b and c (0 where it does not occur).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +45,10 @@ fn take_longest(steps: &mut Vec<Step>) -> Step {
 }
 
 impl FuncLowering<'_> {
-    fn view(&self, v: ValueId) -> Result<View, Diagnostic> {
+    /// The view of a value that something other than a kernel reads.
+    pub fn view(&self, v: ValueId) -> Result<View, Diagnostic> {
         let view = self.views.get(&v).cloned();
-        view.ok_or_else(|| Diagnostic::internal(format!("{v} enters a matrix product without a buffer")))
+        view.ok_or_else(|| Diagnostic::internal(format!("{v} enters an instruction without a buffer")))
     }
 
     fn emit_product(&mut self, p: Product, alpha: f64, views: [&View; 3], what: &str) {
@@ -142,103 +140,4 @@ impl FuncLowering<'_> {
         self.copy_to(v, &view, what)?;
         Ok(view)
     }
-
-    /// Scores, masked softmax in place, weighted sum: two products and one row kernel. Shapes as [`Attention`] says.
-    pub fn lower_attention(&mut self, inst: &Inst, att: &Attention) -> Result<(), Diagnostic> {
-        let what = Self::what(inst);
-        let dims = |v: ValueId| self.func.ty(v).shape.iter().map(|&n| n as i64).collect::<Vec<_>>();
-        let (qs, ks, vs) = (dims(inst.args[0]), dims(inst.args[1]), dims(inst.args[2]));
-        let (b, s, g, r, d) = (qs[0], qs[1], qs[2], qs[3], qs[4]);
-        let (t, e) = (ks[1], vs[3]);
-        let (q, k, v) = (self.view(inst.args[0])?, self.view(inst.args[1])?, self.view(inst.args[2])?);
-        let shape: Vec<usize> = [b, g, r, s, t].iter().map(|&n| n as usize).collect();
-        let scores = self.frame_buffer(&Type::f32(shape.clone()));
-        let scores = View { buf: scores, offset: 0, strides: dense_strides(&shape) };
-        let sc = &scores.strides;
-        let score = Product {
-            batch: vec![
-                Step { extent: b, a: q.strides[0], b: k.strides[0], c: sc[0] },
-                Step { extent: g, a: q.strides[2], b: k.strides[2], c: sc[1] },
-            ],
-            m: vec![
-                Step { extent: r, a: q.strides[3], b: 0, c: sc[2] },
-                Step { extent: s, a: q.strides[1], b: 0, c: sc[3] },
-            ],
-            n: vec![Step { extent: t, a: 0, b: k.strides[1], c: sc[4] }],
-            k: vec![Step { extent: d, a: q.strides[4], b: k.strides[3], c: 0 }],
-        };
-        self.emit_product(score, att.scale, [&q, &k, &scores], &format!("{what} scores"));
-        self.mask_and_normalise(inst, att, &scores, &shape, &what)?;
-        let out = self.destination(inst.results[0]);
-        let weighted = Product {
-            batch: vec![
-                Step { extent: b, a: sc[0], b: v.strides[0], c: out.strides[0] },
-                Step { extent: g, a: sc[1], b: v.strides[2], c: out.strides[2] },
-            ],
-            m: vec![
-                Step { extent: r, a: sc[2], b: 0, c: out.strides[3] },
-                Step { extent: s, a: sc[3], b: 0, c: out.strides[1] },
-            ],
-            n: vec![Step { extent: e, a: 0, b: v.strides[3], c: out.strides[4] }],
-            k: vec![Step { extent: t, a: sc[4], b: v.strides[1], c: 0 }],
-        };
-        self.emit_product(weighted, 1.0, [&scores, &v, &out], &format!("{what} values"));
-        Ok(())
-    }
-
-    fn mask_and_normalise(
-        &mut self,
-        inst: &Inst,
-        att: &Attention,
-        scores: &View,
-        shape: &[usize],
-        what: &str,
-    ) -> Result<(), Diagnostic> {
-        let mut k = KernelBuilder::new(shape.iter().map(|&n| n as i64).collect());
-        let map = Map::identity(shape);
-        let (offset, strides) = map.address(scores, k.rank());
-        let read = k.access(scores.buf, offset, strides, DType::F32, false);
-        let mut x = k.load(read);
-        if let Some(cap) = att.softcap {
-            let (cap, inverse) = (k.f32(cap), k.f32(1.0 / cap));
-            let scaled = k.binary(BinaryKind::Mul, x, inverse);
-            let t = k.unary(UnaryKind::Tanh, scaled);
-            x = k.binary(BinaryKind::Mul, t, cap);
-        }
-        let k_pos = self.express(&mut k, inst.args[4], &Map(vec![Dim::iter(0), Dim::iter(4)]))?;
-        if let Some(&slopes) = inst.args.get(5) {
-            let slope = self.express(&mut k, slopes, &Map(vec![Dim::iter(1), Dim::iter(2)]))?;
-            let at = k.node(Node::Convert(DType::F32, k_pos));
-            let bias = k.binary(BinaryKind::Mul, slope, at);
-            x = k.binary(BinaryKind::Add, x, bias);
-        }
-        // Only a mask that looks back needs to know where the query stands.
-        let q_pos = match inst.op.reads(3) {
-            true => Some(self.express(&mut k, inst.args[3], &Map(vec![Dim::iter(0), Dim::iter(3)]))?),
-            false => None,
-        };
-        let mask = seen(&mut k, att, q_pos, k_pos);
-        let p = softmax(&mut k, x, Some(mask));
-        self.store(&mut k, scores, &map, &Type::f32(shape.to_vec()), p);
-        self.launch(k.finish("attention_softmax"), &format!("{what} softmax"));
-        Ok(())
-    }
-}
-
-/// Whether the query at `q_pos` sees the key at `k_pos`.
-fn seen(k: &mut KernelBuilder, att: &Attention, q_pos: Option<NodeId>, k_pos: NodeId) -> NodeId {
-    let zero = k.i32(0);
-    let mut mask = k.compare(CompareKind::Ge, k_pos, zero);
-    let Some(q_pos) = q_pos else { return mask };
-    if att.causal {
-        let past = k.compare(CompareKind::Le, k_pos, q_pos);
-        mask = k.binary(BinaryKind::And, mask, past);
-    }
-    if let Some(window) = att.window {
-        let width = k.i32(window.min(i32::MAX as usize) as i64);
-        let reach = k.binary(BinaryKind::Add, k_pos, width);
-        let near = k.compare(CompareKind::Gt, reach, q_pos);
-        mask = k.binary(BinaryKind::And, mask, near);
-    }
-    mask
 }

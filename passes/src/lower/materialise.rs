@@ -50,8 +50,7 @@ fn is_free(op: &Op) -> bool {
 /// Whether the op reads operand `i` through a kernel that can inline it.
 fn reads_inlined(op: &Op, i: usize) -> bool {
     match op {
-        Op::DotGeneral(_) | Op::Collective(_) | Op::Call(_) | Op::ShardSlice(_) => false,
-        Op::Attention(_) => i >= 3,
+        Op::DotGeneral(_) | Op::Attention(_) | Op::Collective(_) | Op::Call(_) | Op::ShardSlice(_) => false,
         Op::Gather(_) => i == 1,
         _ => true,
     }
@@ -154,7 +153,7 @@ impl Planner<'_> {
             }
         }
         for (i, &a) in inst.args.iter().enumerate() {
-            if !reads_inlined(&inst.op, i) {
+            if inst.op.reads(i) && !reads_inlined(&inst.op, i) {
                 self.own_base(a);
             }
         }

@@ -8,6 +8,7 @@
 //! kernel pcc_3_binary [frame+0, frame+4096] -> frame+8192; gemm frame+8192 slot 4 -> frame+0
 //! ```
 
+mod attention;
 pub(crate) mod buffers;
 mod collective;
 mod express;

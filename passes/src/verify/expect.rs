@@ -2,9 +2,9 @@
 //! collectives) every value depends on, and the products and collectives in order.
 
 use super::memory::Roots;
-use pcc_ir::ops::{Collective, Gather, Iota, Literal, ShardBase, Update};
+use pcc_ir::ops::{Attention, Collective, Gather, Iota, Literal, ShardBase, Update};
 use pcc_ir::program::{ConstantData, Scalar};
-use pcc_ir::{AxisRef, Func, Op, ValueId};
+use pcc_ir::{AxisRef, Func, Op, Type, ValueId};
 use std::collections::HashSet;
 
 /// A matrix product: the value it makes, and what its operands and its result depend on.
@@ -17,6 +17,17 @@ pub(super) struct Product {
     /// Multiplications.
     pub work: u128,
     pub alpha: f64,
+}
+
+/// An attention: the value it makes, what each operand depends on (in the op's order), and their types.
+#[derive(Clone, Debug)]
+pub(super) struct Attends<'a> {
+    pub value: ValueId,
+    pub op: &'a Attention,
+    pub operands: Vec<(Roots, &'a Type)>,
+    /// Whether it matters where the queries stand.
+    pub looks: bool,
+    pub result: usize,
 }
 
 /// A collective: the value it makes, what its operand depends on.
@@ -41,6 +52,7 @@ pub(super) struct RowKernel {
 #[derive(Clone, Debug)]
 pub(super) struct Expected<'a> {
     pub products: Vec<Product>,
+    pub attentions: Vec<Attends<'a>>,
     pub exchanges: Vec<Exchange<'a>>,
     pub rows: Vec<RowKernel>,
     /// Listed constants, in order; constant k is root `args + k`.
@@ -59,6 +71,7 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
     let is_listed = |op: &Op| matches!(op, Op::Constant(c) if matches!(c.value, Literal::Dense(_)));
     let mut e = Expected {
         products: Vec::new(),
+        attentions: Vec::new(),
         exchanges: Vec::new(),
         rows: Vec::new(),
         constants: Vec::new(),
@@ -109,32 +122,12 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
                 });
                 Roots::one(result_root)
             }
-            Op::Attention(attention) => {
-                // Scores, then the weights that positions and the softmax make of them, then the weighted values.
-                let (scores, weights, weighted) = (root(), root(), root());
-                let pairs = elements(inst.args[0]) * extent(inst.args[1], 1);
-                let alpha = attention.scale;
-                e.products.push(Product {
-                    value: result,
-                    lhs: arg(0),
-                    rhs: arg(1),
-                    result: scores,
-                    work: pairs,
-                    alpha,
-                });
-                let mut source = Roots::one(scores);
-                (3..inst.args.len()).filter(|&i| inst.op.reads(i)).for_each(|i| source.join(&arg(i)));
-                e.rows.push(RowKernel { value: result, source, result: weights });
-                let work = elements(result) * extent(inst.args[2], 1);
-                e.products.push(Product {
-                    value: result,
-                    lhs: Roots::one(weights),
-                    rhs: arg(2),
-                    result: weighted,
-                    work,
-                    alpha: 1.0,
-                });
-                Roots::one(weighted)
+            Op::Attention(op) => {
+                let result_root = root();
+                let operands = (0..inst.args.len()).map(|i| (arg(i), func.ty(inst.args[i]))).collect();
+                let looks = inst.op.reads(3);
+                e.attentions.push(Attends { value: result, op, operands, looks, result: result_root });
+                Roots::one(result_root)
             }
             Op::Collective(op) => {
                 let result_root = root();
@@ -166,7 +159,7 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
     e
 }
 
-/// Row-reducing kernels that an op other than attention takes.
+/// Row-reducing kernels that an op takes.
 fn row_kernels(op: &Op) -> usize {
     match op {
         Op::Softmax(_) | Op::RmsNorm(_) | Op::LayerNorm(_) => 1,

@@ -1,13 +1,14 @@
 //! The instruction list of one function against its local form.
 //!
-//! Products and collectives are matched one to one and in order; kernels are followed by what they read and write. So every product,
+//! Products, attention and collectives are matched one to one and in order; kernels are followed by what they read and write. So every product,
 //! collective and result is known to depend on just the values it should, through whatever buffers, and a buffer that is overwritten
 //! too early, read too early or mixed up shows as a dependence that is missing or too many.
 
+mod attention;
 mod exchange;
 mod kernel;
 
-use super::expect::{Exchange, Expected, Product, RowKernel, expected};
+use super::expect::{Attends, Exchange, Expected, Product, RowKernel, expected};
 use super::fault;
 use super::footprint::Footprint;
 use super::memory::{Buffer, Roots};
@@ -69,6 +70,7 @@ struct Run<'a> {
     /// The frame, then the slots.
     buffers: Vec<Buffer>,
     products: usize,
+    attentions: usize,
     exchanges: usize,
     rows: usize,
     /// Which of the scalars that the function needs some kernel has.
@@ -94,7 +96,18 @@ impl<'a> Run<'a> {
             buffers.push(root.map_or_else(|| Buffer::empty(bytes), |r| Buffer::full(bytes, Roots::one(r))));
         }
         let known = vec![false; expected.scalars.len()];
-        Self { program, func, code, expected, buffers, products: 0, exchanges: 0, rows: 0, known }
+        Self {
+            program,
+            func,
+            code,
+            expected,
+            buffers,
+            products: 0,
+            attentions: 0,
+            exchanges: 0,
+            rows: 0,
+            known,
+        }
     }
 
     fn mesh(&self) -> &Mesh {
@@ -192,6 +205,7 @@ impl<'a> Run<'a> {
         match kind {
             InstrKind::Kernel(launch) => self.kernel(at, launch),
             InstrKind::Gemm(gemm) => self.gemm(at, gemm),
+            InstrKind::Attention(call) => self.attention(at, call),
             InstrKind::Collective(call) => self.collective(at, call),
         }
     }
@@ -275,6 +289,9 @@ impl<'a> Run<'a> {
         let missing = |v: ValueId, what: &str| Err(fault::of_value(self.func, v, what));
         if let Some(Product { value, .. }) = self.expected.products.get(self.products) {
             return missing(*value, "is never multiplied out: no instruction makes it");
+        }
+        if let Some(Attends { value, .. }) = self.expected.attentions.get(self.attentions) {
+            return missing(*value, "is never attended to: no instruction makes it");
         }
         if let Some(Exchange { value, .. }) = self.expected.exchanges.get(self.exchanges) {
             return missing(*value, "is never exchanged: no collective instruction makes it");

@@ -1,7 +1,9 @@
 //! Mutations of instruction lists: instructions left out, repeated, moved, or reading and writing elsewhere.
 
 use super::{Kind, Mutant};
-use pcc_ir::program::{Base, CollectiveKind, FuncProgram, Gemm, InstrKind, Loc, Matrix, Program, Scalar};
+use pcc_ir::program::{
+    AttentionCall, Base, CollectiveKind, FuncProgram, Gemm, InstrKind, Loc, Matrix, Program, Scalar,
+};
 use pcc_ir::{Axis, AxisRef, ReduceKind};
 use pcc_passes::driver::Compiled;
 
@@ -101,6 +103,44 @@ pub const KINDS: &[Kind] = &[
     ("product of the same operand twice", |c| {
         gemms(c, |g| {
             g.a = Matrix { row: g.a.row, col: g.a.col, ..g.b };
+            true
+        })
+    }),
+    ("attention made twice", |c| {
+        each(c, |f, i| {
+            let again = f.instrs[i].clone();
+            let is = matches!(again.kind, InstrKind::Attention(_));
+            f.instrs.insert(i + 1, again);
+            is
+        })
+    }),
+    ("attention with another scale", |c| {
+        attentions(c, |a| {
+            a.scale *= 2.0;
+            true
+        })
+    }),
+    ("attention with another mask", |c| {
+        attentions(c, |a| {
+            a.window = Some(a.window.map_or(3, |w| w + 1));
+            true
+        })
+    }),
+    ("attention that also looks ahead", |c| {
+        attentions(c, |a| {
+            a.causal = !a.causal;
+            true
+        })
+    }),
+    ("attention over fewer keys", |c| {
+        attentions(c, |a| {
+            a.t.full -= 1;
+            a.t.full > 0
+        })
+    }),
+    ("attention with keys for values", |c| {
+        attentions(c, |a| {
+            a.v = a.k.clone();
             true
         })
     }),
@@ -207,6 +247,13 @@ fn each(c: &Compiled, change: impl Fn(&mut FuncProgram, usize) -> bool) -> Vec<M
     (0..most).flat_map(|i| funcs(c, |f| i < f.instrs.len() && change(f, i))).collect()
 }
 
+fn attentions(c: &Compiled, change: impl Fn(&mut AttentionCall) -> bool) -> Vec<Mutant> {
+    each(c, |f, i| match &mut f.instrs[i].kind {
+        InstrKind::Attention(a) => change(a),
+        _ => false,
+    })
+}
+
 fn gemms(c: &Compiled, change: impl Fn(&mut Gemm) -> bool) -> Vec<Mutant> {
     each(c, |f, i| match &mut f.instrs[i].kind {
         InstrKind::Gemm(g) => change(g),
@@ -222,6 +269,11 @@ fn addresses<'a>(kind: &'a mut InstrKind, p: &Program) -> Vec<(&'a mut Loc, bool
             l.ptrs.iter_mut().zip(accesses).map(|(l, a)| (l, a.write)).collect()
         }
         InstrKind::Gemm(g) => vec![(&mut g.a.loc, false), (&mut g.b.loc, false), (&mut g.c.loc, true)],
+        InstrKind::Attention(a) => {
+            let read = [&mut a.q, &mut a.k, &mut a.v, &mut a.k_pos].into_iter();
+            let read = read.chain(&mut a.q_pos).chain(&mut a.slopes).map(|v| (&mut v.loc, false));
+            read.chain([(&mut a.out.loc, true)]).chain(a.scratch.iter_mut().map(|l| (l, true))).collect()
+        }
         InstrKind::Collective(c) => vec![(&mut c.src, false), (&mut c.dst, true)],
     }
 }

@@ -4,6 +4,7 @@ use super::collective::{Exchange, parts, traffic};
 use super::link::Passed;
 use super::schedule::Job;
 use super::{Run, Shared, Worker, lock};
+use crate::attention::Attention;
 use crate::kernels::{FEW_ACCESSES, KernelCall};
 use crate::machine::Binding;
 use crate::product::{self, Product, Shape};
@@ -142,6 +143,13 @@ impl Shared {
                     let shape = Shape::new(gemm, binding.extents(counter.instr));
                     let parts = product::parts(&shape);
                     self.in_parts(parts > 1, worker.number, job(parts), |p| run_product(&shape, &binding, p));
+                    true
+                }
+                InstrKind::Attention(call) => {
+                    let attention = Attention::bind(call, &binding, counter.instr);
+                    let parts = attention.parts();
+                    self.in_parts(parts > 1, worker.number, job(parts), |p| attention.run_part(p));
+                    attention.finish();
                     true
                 }
                 InstrKind::Collective(call) => self.meet(counter.instr, call, &binding, worker.number, job),
@@ -316,6 +324,7 @@ impl Shared {
             Some(InstrKind::Gemm(gemm)) => {
                 run_product(&Shape::new(gemm, binding.extents(job.instr)), &binding, part);
             }
+            Some(InstrKind::Attention(call)) => Attention::bind(call, &binding, job.instr).run_part(part),
             Some(InstrKind::Collective(call)) => {
                 self.exchange(job.instr, call, binding).run_part(part);
             }

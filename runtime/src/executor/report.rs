@@ -93,6 +93,7 @@ fn kind(instr: &Instr) -> &'static str {
     match &instr.kind {
         InstrKind::Kernel(_) => "kernel",
         InstrKind::Gemm(_) => "product",
+        InstrKind::Attention(_) => "attention",
         InstrKind::Collective(call) => call.kind.name(),
     }
 }

@@ -60,7 +60,12 @@ fn rich() -> Program {
         InstrKind::Collective(collective(kind, &[mesh.whole(Axis::Tp)], shapes, dims, at))
     };
     let (whole, half): (&[u64], &[u64]) = (&[2, 4], &[2, 2]);
-    let first = vec![embed, all(CollectiveKind::AllReduce, [whole, whole], [0, 0], [frame(0), slot(2)])];
+    let first = vec![
+        embed,
+        all(CollectiveKind::AllReduce, [whole, whole], [0, 0], [frame(0), slot(2)]),
+        attention(2, 2, 4),
+        attention(1, 600, 1),
+    ];
     let cache = InstrKind::Kernel(Launch {
         kernel: put,
         ptrs: vec![slot(0), slot(3)],
@@ -79,7 +84,7 @@ fn rich() -> Program {
     let mut last = func("last", &[32, 48, 48], &[48, 24], 256, second);
     last.slot_bytes[4] = 24;
     last.in_place = vec![(1, 3)];
-    p.funcs = vec![func("first", &[8, 48], &[32], 64, first), last];
+    p.funcs = vec![func("first", &[8, 48], &[32], 4096, first), last];
     p.params = vec![param("embedding", &[5, 4], split(2, 0, &vocab))];
     p.states = vec![LocalState {
         name: "cache".into(),
@@ -118,6 +123,33 @@ fn rich() -> Program {
         ],
     }];
     p
+}
+
+/// `s` queries out of slot 2 over `t` keys out of the frame, `step` elements apart; many keys are split into ranges.
+fn attention(s: u64, t: u64, step: i64) -> InstrKind {
+    let of = |loc, dtype, strides: &[i64]| Strided { loc, dtype, strides: strides.to_vec() };
+    let split = AttentionCall::splits_keys(s, 1, t);
+    InstrKind::Attention(AttentionCall {
+        b: 1.into(),
+        s: s.into(),
+        t: t.into(),
+        g: 1.into(),
+        r: 1.into(),
+        d: 4.into(),
+        e: 4.into(),
+        scale: 0.5,
+        causal: true,
+        window: Some(2),
+        softcap: Some(3.0),
+        q: of(slot(2), DType::F32, &[0, 4, 0, 0, 1]),
+        k: of(frame(0), DType::F32, &[0, step, 0, 1]),
+        v: of(frame(16), DType::F32, &[0, step, 0, 1]),
+        q_pos: Some(of(slot(0), DType::I32, &[0, 1])),
+        k_pos: of(slot(0), DType::I32, &[0, if split { 0 } else { 1 }]),
+        slopes: Some(of(frame(64), DType::F32, &[0, 0])),
+        out: of(frame(3072), DType::F32, &[0, 4, 0, 0, 1]),
+        scratch: split.then_some(frame(3200)),
+    })
 }
 
 /// Runs a program if it is accepted. Only what an accepted program may do is allowed: finish, or fail with a run error that is no

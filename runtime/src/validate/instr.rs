@@ -18,12 +18,13 @@ pub(super) fn check(program: &Program, func: &FuncProgram, kind: &InstrKind) -> 
     match kind {
         InstrKind::Kernel(launch) => check_launch(program, func, launch),
         InstrKind::Gemm(gemm) => check_gemm(func, gemm),
+        InstrKind::Attention(call) => super::attention::check(func, call),
         InstrKind::Collective(call) => check_collective(&program.mesh, func, call),
     }
 }
 
 /// Bytes of the buffer that a location starts in; refuses to write arguments and constants.
-fn buffer(func: &FuncProgram, loc: &Loc, write: bool) -> Result<u64, String> {
+pub(super) fn buffer(func: &FuncProgram, loc: &Loc, write: bool) -> Result<u64, String> {
     let Base::Slot(slot) = loc.base else { return Ok(func.frame_bytes) };
     let Some(&bytes) = func.slot_bytes.get(slot as usize) else {
         return Err(format!("there is no slot {slot}"));
@@ -35,7 +36,7 @@ fn buffer(func: &FuncProgram, loc: &Loc, write: bool) -> Result<u64, String> {
     Ok(bytes)
 }
 
-fn span(
+pub(super) fn span(
     func: &FuncProgram,
     loc: &Loc,
     write: bool,
@@ -49,7 +50,7 @@ fn span(
 }
 
 /// Whether two spans share bytes of one buffer.
-fn overlap(func: &FuncProgram, a: (&Loc, &Range<u64>), b: (&Loc, &Range<u64>)) -> bool {
+pub(super) fn overlap(func: &FuncProgram, a: (&Loc, &Range<u64>), b: (&Loc, &Range<u64>)) -> bool {
     let same = |x: Base, y: Base| match (x, y) {
         (Base::Slot(x), Base::Slot(y)) => {
             x == y || func.in_place.contains(&(x, y)) || func.in_place.contains(&(y, x))

@@ -3,6 +3,7 @@
 //!
 //! What the program computes is the business of `verify`; this is about memory and about runs that end.
 
+mod attention;
 mod entry;
 mod instr;
 mod kernel;

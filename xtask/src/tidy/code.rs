@@ -15,6 +15,7 @@ const UNSAFE_MODULES: &[&str] = &[
     "runtime/benches/limits.rs", // a mapping in huge pages, and the library products it measures
     "runtime/src/affinity.rs", // pins workers to cores
     "runtime/src/artifact/exchange.rs", // exchanges two directories in one system call
+    "runtime/src/attention/", // queries, keys and values: raw pointers and vector instructions
     "runtime/src/kernel_object/", // loads the artifact's kernels and calls them
     "runtime/src/memory/",    // buffers that several workers read and write in turn
     "runtime/src/product/",   // matrix products: raw pointers and vector instructions

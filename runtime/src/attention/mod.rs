@@ -1,0 +1,315 @@
+//! Attention in one pass over the keys, with online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022).
+//!
+//! The queries of one kv head, over positions and the heads of its group, are the rows of one problem, so that keys and values are
+//! read once for a whole group. Many rows are cut into tiles, which go over the keys in tiles ([`tile`]); few rows, as in decoding,
+//! read keys one by one as fast as memory gives them ([`few`]), long runs of keys in ranges that are put together at the end.
+//!
+//! Keys that no query of a tile sees are found by their positions and never read. Work is cut into *parts* by shape alone, and each
+//! part is computed in one order: results are the same bits whoever computes which part.
+
+mod few;
+mod rows;
+mod simd;
+mod tile;
+
+use crate::kernels::Operand;
+use crate::machine::Binding;
+use pcc_ir::Extent;
+use pcc_ir::program::{AttentionCall, Strided};
+use rows::Rows;
+use simd::{Avx2, Avx512, Portable, Simd};
+use std::ops::Range;
+
+/// Keys worked on at a time.
+const KEYS: usize = 64;
+/// Time of one part, at least: well above handing a part over.
+const PART_NANOSECONDS: u64 = 15_000;
+
+/// An instruction set to compute with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    Avx512,
+    Avx2,
+    Portable,
+}
+
+impl Path {
+    /// The best that the machine has.
+    pub(crate) fn best() -> Self {
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            Path::Avx512
+        } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            Path::Avx2
+        } else {
+            Path::Portable
+        }
+    }
+
+    /// Rows of a full tile.
+    fn tile(self) -> usize {
+        match self {
+            Path::Avx512 => 3 * Avx512::LANES,
+            Path::Avx2 => 2 * Avx2::LANES,
+            Path::Portable => Portable::LANES,
+        }
+    }
+}
+
+/// A call with its operands' buffers.
+pub(crate) struct Attention<'a> {
+    pub(crate) call: &'a AttentionCall,
+    pub(crate) q: Operand<'a>,
+    pub(crate) k: Operand<'a>,
+    pub(crate) v: Operand<'a>,
+    pub(crate) q_pos: Option<Operand<'a>>,
+    pub(crate) k_pos: Operand<'a>,
+    pub(crate) slopes: Option<Operand<'a>>,
+    pub(crate) out: Operand<'a>,
+    pub(crate) scratch: Option<Operand<'a>>,
+    pub(crate) dims: Dims,
+    pub(crate) path: Path,
+}
+
+/// Extents at hand; names as in [`AttentionCall`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dims {
+    pub(crate) b: usize,
+    pub(crate) s: usize,
+    pub(crate) t: usize,
+    pub(crate) g: usize,
+    pub(crate) r: usize,
+    pub(crate) d: usize,
+    pub(crate) e: usize,
+}
+
+impl Dims {
+    /// A call's, as `extent` says.
+    fn of(c: &AttentionCall, mut extent: impl FnMut(&Extent) -> u64) -> Self {
+        let [b, s, t, g, r, d, e] = c.extents().map(|e| extent(e) as usize);
+        Self { b, s, t, g, r, d, e }
+    }
+
+    /// Queries of one kv head.
+    fn rows(&self) -> usize {
+        self.s * self.r
+    }
+}
+
+/// How a call is cut into units, and units into parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    /// Tiles of the rows of one head.
+    tiles: usize,
+    /// Ranges of keys.
+    ranges: usize,
+    units: usize,
+    /// Units of one part.
+    group: usize,
+}
+
+fn cut(d: &Dims, path: Path, splits: bool) -> Cut {
+    let few = d.rows() <= AttentionCall::FEW as usize;
+    let tiles = if few { 1 } else { d.rows().div_ceil(path.tile()) };
+    let ranges = if few && splits { d.t.div_ceil(AttentionCall::RANGE as usize).max(1) } else { 1 };
+    let units = d.b * d.g * tiles * ranges;
+    let keys = (d.t / ranges) as u64;
+    let row = keys * (d.d + d.e) as u64;
+    // 100 floating-point operations or 14 bytes in a nanosecond.
+    let rows = d.rows().div_ceil(tiles.max(1)) as u64;
+    let nanoseconds = (2 * rows * row / 100).max(4 * row / 14);
+    let group = (PART_NANOSECONDS / nanoseconds.max(1)).clamp(1, units.max(1) as u64) as usize;
+    Cut { tiles, ranges, units, group }
+}
+
+/// One kv head of one row of the batch, and its queries.
+#[derive(Clone, Copy)]
+struct Head {
+    batch: usize,
+    head: usize,
+}
+
+/// Which keys the rows of a tile see: those with a position above `low` and not above `high`, which are those of a row.
+struct Sight {
+    /// Least and largest of the rows' bounds.
+    lows: Range<i32>,
+    highs: Range<i32>,
+}
+
+/// A run of keys of which some row sees some.
+struct Seen {
+    keys: Range<usize>,
+    /// Whether every row sees every key.
+    all: bool,
+}
+
+impl Attention<'_> {
+    /// A call and the buffers it is bound to.
+    pub(crate) fn bind<'a>(call: &'a AttentionCall, binding: &Binding<'a>, instr: usize) -> Attention<'a> {
+        let at = |view: &Strided| binding.operand(&view.loc);
+        Attention {
+            call,
+            q: at(&call.q),
+            k: at(&call.k),
+            v: at(&call.v),
+            q_pos: call.q_pos.as_ref().map(at),
+            k_pos: at(&call.k_pos),
+            slopes: call.slopes.as_ref().map(at),
+            out: at(&call.out),
+            scratch: call.scratch.as_ref().map(|loc| binding.operand(loc)),
+            dims: Dims::of(call, binding.extents(instr)),
+            path: Path::best(),
+        }
+    }
+
+    fn cut(&self) -> Cut {
+        cut(&self.dims, self.path, self.scratch.is_some())
+    }
+
+    /// Number of parts.
+    pub(crate) fn parts(&self) -> usize {
+        let cut = self.cut();
+        cut.units.div_ceil(cut.group)
+    }
+
+    /// Computes one of the [`Attention::parts`].
+    pub(crate) fn run_part(&self, part: usize) {
+        let cut = self.cut();
+        for unit in part * cut.group..((part + 1) * cut.group).min(cut.units) {
+            let (inner, outer) = (unit % (cut.tiles * cut.ranges), unit / (cut.tiles * cut.ranges));
+            let head = Head { batch: outer / self.dims.g, head: outer % self.dims.g };
+            if self.dims.rows() <= AttentionCall::FEW as usize {
+                few::run(self, head, inner, cut.ranges);
+            } else {
+                // The last rows see the most keys under a causal mask: they are begun first.
+                tile::run(self, head, cut.tiles - 1 - inner);
+            }
+        }
+    }
+
+    /// What is left to do, by one worker, when all parts are done.
+    pub(crate) fn finish(&self) {
+        let cut = self.cut();
+        if cut.ranges > 1 {
+            few::combine(self, cut.ranges);
+        }
+    }
+
+    /// Index of a row of a head into q and out, where [`Rows::of`] begins.
+    fn row_index(&self, head: Head, row: usize) -> [usize; 5] {
+        [head.batch, row / self.dims.r, head.head, row % self.dims.r, 0]
+    }
+
+    fn query(&self, head: Head, row: usize) -> Rows {
+        Rows::of(&self.call.q, &self.q, &self.row_index(head, row), 4, 4)
+    }
+
+    fn result(&self, head: Head, row: usize) -> Rows {
+        Rows::of(&self.call.out, &self.out, &self.row_index(head, row), 4, 4)
+    }
+
+    fn keys(&self, head: Head) -> Rows {
+        Rows::of(&self.call.k, &self.k, &[head.batch, 0, head.head, 0], 1, 3)
+    }
+
+    fn values(&self, head: Head) -> Rows {
+        Rows::of(&self.call.v, &self.v, &[head.batch, 0, head.head, 0], 1, 3)
+    }
+
+    fn positions(view: &Strided, operand: &Operand<'_>, batch: usize) -> Rows {
+        Rows::of(view, operand, &[batch, 0], 1, 1)
+    }
+
+    /// Scores are kept in units of log2(e), so that weights are powers of two: what q is multiplied by, and what a capped score is.
+    fn factors(&self) -> (f32, Option<(f32, f32)>) {
+        let log2e = std::f64::consts::LOG2_E;
+        match self.call.softcap {
+            None => ((self.call.scale * log2e) as f32, None),
+            Some(cap) => (self.call.scale as f32, Some(((1.0 / cap) as f32, (cap * log2e) as f32))),
+        }
+    }
+
+    /// What a row's scores gain for each position, in units of log2(e), and from which position on. Weights do not depend on where
+    /// positions are counted from: from the query on, the scores that matter are small and keep their digits.
+    ///
+    /// # Safety
+    /// The operands are valid.
+    unsafe fn slope(&self, head: Head, row: usize) -> (f32, f32) {
+        let (Some(view), Some(operand)) = (&self.call.slopes, &self.slopes) else { return (0.0, 0.0) };
+        let slopes = Rows::of(view, operand, &[head.head, 0], 1, 1);
+        // SAFETY: the caller's promise.
+        let slope = unsafe { slopes.load(0, row % self.dims.r) * std::f32::consts::LOG2_E };
+        let from = self.q_positions(head.batch).map_or(0, |p| {
+            // SAFETY: the caller's promise.
+            unsafe { p.load_i32(0, row / self.dims.r) }
+        });
+        // Differences of larger ones are not exact in f32.
+        let exact = (-(1 << 23)..1 << 23).contains(&from);
+        (slope, if exact { from as f32 } else { 0.0 })
+    }
+
+    fn q_positions(&self, batch: usize) -> Option<Rows> {
+        let (view, operand) = (self.call.q_pos.as_ref()?, self.q_pos.as_ref()?);
+        Some(Self::positions(view, operand, batch))
+    }
+
+    /// Works out what the rows `rows` see. Entries of `low` and `high` beyond them, up to `width`, see nothing.
+    ///
+    /// # Safety
+    /// The operands are valid, and `low` and `high` have room for `width` integers.
+    unsafe fn sight(
+        &self,
+        batch: usize,
+        rows: Range<usize>,
+        width: usize,
+        low: *mut i32,
+        high: *mut i32,
+    ) -> Sight {
+        let q_pos = self.q_positions(batch);
+        let mut sight = Sight { lows: i32::MAX..i32::MIN, highs: i32::MAX..i32::MIN };
+        let count = rows.len();
+        for (i, row) in rows.enumerate() {
+            // SAFETY: the caller's promise.
+            let at = q_pos.map(|p| unsafe { p.load_i32(0, row / self.dims.r) });
+            let behind = |w: u64| (i64::from(at.unwrap_or(0)) - w.min(1 << 40) as i64).max(-1) as i32;
+            let (l, h) =
+                (self.call.window.map_or(-1, behind), at.filter(|_| self.call.causal).unwrap_or(i32::MAX));
+            sight.lows = sight.lows.start.min(l)..sight.lows.end.max(l);
+            sight.highs = sight.highs.start.min(h)..sight.highs.end.max(h);
+            // SAFETY: the caller's promise.
+            unsafe { (low.add(i).write(l), high.add(i).write(h)) };
+        }
+        for i in count..width {
+            // SAFETY: the caller's promise.
+            unsafe { (low.add(i).write(i32::MAX), high.add(i).write(i32::MIN)) };
+        }
+        sight
+    }
+}
+
+impl Sight {
+    /// The part of a run of keys, with these positions, that some row may see.
+    fn of(&self, positions: &[i32]) -> Option<Seen> {
+        let some = |k: &i32| *k > self.lows.start && *k <= self.highs.end;
+        let first = positions.iter().position(some)?;
+        let end = positions.iter().rposition(some)? + 1;
+        let all = positions[first..end].iter().all(|&k| k > self.lows.end && k <= self.highs.start);
+        Some(Seen { keys: first..end, all })
+    }
+}
+
+/// Reads positions of keys into `to`.
+///
+/// # Safety
+/// The keys exist.
+unsafe fn read_positions(positions: &Rows, keys: Range<usize>, to: &mut [i32; KEYS]) {
+    for (x, j) in to.iter_mut().zip(keys) {
+        // SAFETY: the caller's promise.
+        *x = unsafe { positions.load_i32(0, j) };
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! Rows of strided operands, of any float type, and the memory of a worker.
+
+use crate::kernels::Operand;
+use half::{bf16, f16};
+use pcc_ir::DType;
+use pcc_ir::program::Strided;
+use std::cell::RefCell;
+
+/// A matrix in memory: address of the first element, strides in elements.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) start: *mut u8,
+    pub(super) dtype: DType,
+    pub(super) row: isize,
+    pub(super) col: isize,
+}
+
+impl Rows {
+    /// Two dims of an operand, from the element at `index` on.
+    pub(super) fn of(view: &Strided, operand: &Operand<'_>, index: &[usize], row: usize, col: usize) -> Self {
+        let elements: isize = index.iter().zip(&view.strides).map(|(&i, &s)| i as isize * s as isize).sum();
+        let bytes = elements.wrapping_mul(view.dtype.bytes() as isize);
+        let start = operand.window.as_ptr().wrapping_add(operand.offset).wrapping_offset(bytes);
+        Self { start, dtype: view.dtype, row: view.strides[row] as isize, col: view.strides[col] as isize }
+    }
+
+    /// The same rows from row `n` on.
+    pub(super) fn from(self, n: usize) -> Self {
+        let bytes = (n as isize * self.row).wrapping_mul(self.dtype.bytes() as isize);
+        Self { start: self.start.wrapping_offset(bytes), ..self }
+    }
+
+    fn at(&self, i: usize, j: usize) -> *mut u8 {
+        let elements = i as isize * self.row + j as isize * self.col;
+        self.start.wrapping_offset(elements.wrapping_mul(self.dtype.bytes() as isize))
+    }
+
+    /// # Safety
+    /// The element is valid, aligned and of the type the matrix says.
+    pub(super) unsafe fn load(&self, i: usize, j: usize) -> f32 {
+        let at = self.at(i, j);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.dtype {
+                DType::BF16 => at.cast::<bf16>().read().to_f32(),
+                DType::F16 => at.cast::<f16>().read().to_f32(),
+                _ => at.cast::<f32>().read(),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Rows::load`], for i32.
+    pub(super) unsafe fn load_i32(&self, i: usize, j: usize) -> i32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.at(i, j).cast::<i32>().read() }
+    }
+
+    /// # Safety
+    /// As [`Rows::load`], and no one else accesses the element.
+    pub(super) unsafe fn store(&self, i: usize, j: usize, x: f32) {
+        let at = self.at(i, j);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.dtype {
+                DType::BF16 => at.cast::<bf16>().write(bf16::from_f32(x)),
+                DType::F16 => at.cast::<f16>().write(f16::from_f32(x)),
+                _ => at.cast::<f32>().write(x),
+            }
+        }
+    }
+
+    /// Copies `width` elements of each of `n` rows to rows of f32 that are `stride` apart, filling them up with zeros.
+    ///
+    /// # Safety
+    /// As [`Rows::load`] for those elements; `to` has room for `n * stride` floats.
+    pub(super) unsafe fn widen(&self, n: usize, width: usize, to: *mut f32, stride: usize) {
+        for i in 0..n {
+            // SAFETY: the caller's promise.
+            let out = unsafe { std::slice::from_raw_parts_mut(to.add(i * stride), stride) };
+            let (used, rest) = out.split_at_mut(width);
+            rest.fill(0.0);
+            let first = self.at(i, 0);
+            // SAFETY: the caller's promise; the elements of a row are adjacent where this reads them so.
+            unsafe {
+                match (self.dtype, self.col) {
+                    (DType::F32, 1) => {
+                        used.copy_from_slice(std::slice::from_raw_parts(first.cast::<f32>(), width));
+                    }
+                    (DType::BF16, 1) => {
+                        let from = std::slice::from_raw_parts(first.cast::<u16>(), width);
+                        used.iter_mut().zip(from).for_each(|(x, &b)| *x = f32::from_bits(u32::from(b) << 16));
+                    }
+                    _ => used.iter_mut().enumerate().for_each(|(j, x)| *x = self.load(i, j)),
+                }
+            }
+        }
+    }
+}
+
+/// A cache line, so that scratch starts where one does.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[expect(dead_code, reason = "reached by address")] [f32; 16]);
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls `f` with this worker's scratch of at least `floats` floats. They hold anything.
+pub(super) fn with_scratch<R>(floats: usize, f: impl FnOnce(Carver) -> R) -> R {
+    SCRATCH.with_borrow_mut(|lines| {
+        let needed = floats.div_ceil(16);
+        if lines.len() < needed {
+            lines.resize(needed, Line([0.0; 16]));
+        }
+        let start = lines.as_mut_ptr().cast::<f32>();
+        f(Carver { start, left: lines.len() * 16 })
+    })
+}
+
+/// Hands out distinct pieces of scratch.
+pub(super) struct Carver {
+    start: *mut f32,
+    left: usize,
+}
+
+impl Carver {
+    /// Room for `floats` floats (or i32), on lines of its own.
+    pub(super) fn take(&mut self, floats: usize) -> *mut f32 {
+        let floats = rounded(floats);
+        assert!(floats <= self.left, "scratch of {floats} floats, {} left", self.left);
+        let taken = self.start;
+        self.start = self.start.wrapping_add(floats);
+        self.left -= floats;
+        taken
+    }
+}
+
+/// Floats of whole cache lines.
+pub(super) fn rounded(floats: usize) -> usize {
+    floats.next_multiple_of(16)
+}
