@@ -72,10 +72,10 @@ fn in_file(d: Diagnostic, path: &Path) -> Diagnostic {
 
 /// Scalars in all parameters, or a diagnostic when their bytes pass 2^60.
 pub(crate) fn count_parameters(module: &Module) -> Result<u64, Diagnostic> {
-    let bytes = module
-        .params
-        .values()
-        .try_fold(0u64, |sum, p| sum.checked_add(p.ty.checked()? as u64).filter(|&n| n < 1 << 60));
+    let bytes = module.params.values().try_fold(0u64, |sum, p| {
+        let bytes = (p.ty.checked()? as u64).checked_mul(p.stack.unwrap_or(1).into())?;
+        sum.checked_add(bytes).filter(|&n| n < 1 << 60)
+    });
     match bytes {
         Some(_) => Ok(module.parameters()),
         None => Err(Diagnostic::input("the model's parameters together pass 2^60 bytes")),

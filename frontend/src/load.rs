@@ -38,6 +38,20 @@ pub struct Model {
     pub max_seq: usize,
 }
 
+impl Model {
+    /// The model with every layer by itself, for who needs parameters and states one by one.
+    ///
+    /// # Errors
+    /// As [`Module::expanded`].
+    pub fn unfolded(mut self) -> Result<Self, Diagnostic> {
+        if self.module.is_folded() {
+            self.module = self.module.expanded()?.into_owned();
+            self.module.funcs.values_mut().for_each(crate::canonical::renumber);
+        }
+        Ok(self)
+    }
+}
+
 /// What is known of a model before it is built; defaults depend on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {

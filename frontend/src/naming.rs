@@ -5,8 +5,9 @@
 //! views of logical shape and reports everything that does not fit in one message.
 
 mod layout;
+mod stacks;
 
-use crate::transformer::{Network, Weight};
+use crate::transformer::{Network, Place, Weight};
 use crate::weights::{Checkpoint, ElementType, list_names};
 use pcc_ir::source::TensorView;
 use pcc_ir::{Diagnostic, ParamSource};
@@ -96,8 +97,10 @@ impl Naming {
     }
 
     /// The parameter's name: the published one, with the part's role at its end where one tensor holds several.
-    pub fn name(&self, role: &str, layer: Option<usize>) -> String {
+    pub fn name(&self, role: &str, place: Place) -> String {
         let (module, suffix) = split_suffix(role);
+        let number = place.number();
+        let layer = number.as_deref();
         match self.row(module) {
             Some(row) if row.piece != Piece::Whole => {
                 let (_, part) = split_suffix(module);
@@ -112,7 +115,8 @@ impl Naming {
     fn tensor(&self, role: &str, layer: Option<usize>) -> String {
         let (module, suffix) = split_suffix(role);
         let module = self.row(module).map_or(module, |r| r.module);
-        format!("{}.{suffix}", in_layer(module, layer))
+        let number = layer.map(|i| i.to_string());
+        format!("{}.{suffix}", in_layer(module, number.as_deref()))
     }
 
     /// A module for messages, as the user's model names it inside a layer: `self_attn.q_proj`.
@@ -121,8 +125,8 @@ impl Naming {
         module.split_once("{i}.").map_or(module, |(_, inner)| inner).to_owned()
     }
 
-    /// A layer for messages: `model.layers.3`.
-    pub fn layer_module(&self, layer: usize) -> String {
+    /// A layer for messages, by its number: `model.layers.3`.
+    pub fn layer_module(&self, layer: &str) -> String {
         let before = self.rows.iter().find_map(|r| r.module.split_once("{i}")).map_or("layers.", |(b, _)| b);
         format!("{before}{layer}")
     }
@@ -163,27 +167,33 @@ impl Naming {
         }
         let mut unused: BTreeSet<String> = published.keys().cloned().collect();
         let (mut missing, mut wrong) = (Vec::new(), Vec::new());
-        for (param, (weight, layer)) in network.module.params.values_mut().zip(&network.weights) {
-            let tensor = self.tensor(&weight.role, *layer);
-            let Some((key, name)) = published.get_key_value(self.normalise(&tensor).as_ref()) else {
-                missing.push(tensor);
-                continue;
-            };
-            unused.remove(key);
-            let view = checkpoint.view(name)?;
-            let stored = checkpoint.tensor(&view.tensor).map(|t| t.element.clone());
-            match self.arrange(weight, view) {
-                Err(why) => wrong.push(format!("`{tensor}` {why}")),
-                Ok(view) => match stored {
-                    Some(ElementType::Other { name, .. }) => {
-                        wrong.push(format!("`{tensor}` has the unsupported element type {name}"));
-                    }
-                    _ => param.source = ParamSource::tensor(view),
-                },
+        let mut sources = Vec::with_capacity(network.weights.len());
+        for (weight, place) in &network.weights {
+            let mut of_layers = Vec::new();
+            for layer in place.layers() {
+                let tensor = self.tensor(&weight.role, layer);
+                let Some((key, name)) = published.get_key_value(self.normalise(&tensor).as_ref()) else {
+                    missing.push(tensor);
+                    continue;
+                };
+                unused.remove(key);
+                let view = checkpoint.view(name)?;
+                let stored = checkpoint.tensor(&view.tensor).map(|t| t.element.clone());
+                match self.arrange(weight, view) {
+                    Err(why) => wrong.push(format!("`{tensor}` {why}")),
+                    Ok(view) => match stored {
+                        Some(ElementType::Other { name, .. }) => {
+                            wrong.push(format!("`{tensor}` has the unsupported element type {name}"));
+                        }
+                        _ => of_layers.push(ParamSource::tensor(view)),
+                    },
+                }
             }
+            sources.push(of_layers);
         }
         let unknown: Vec<String> = unused.into_iter().filter(|n| !self.is_ignored(n)).collect();
-        report(&place, &missing, &wrong, &unknown)
+        report(&place, &missing, &wrong, &unknown)?;
+        stacks::bind(network, sources)
     }
 
     /// The stored tensor in the logical shape.
@@ -199,9 +209,9 @@ fn split_suffix(role: &str) -> (&str, &str) {
     role.rsplit_once('.').unwrap_or((role, ""))
 }
 
-fn in_layer(template: &str, layer: Option<usize>) -> String {
+fn in_layer(template: &str, layer: Option<&str>) -> String {
     match layer {
-        Some(i) => template.replace("{i}", &i.to_string()),
+        Some(i) => template.replace("{i}", i),
         None => template.to_owned(),
     }
 }

@@ -20,7 +20,8 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn loaded(name: &str) -> Model {
-    load(&folder(name), &LoadOptions { batch_rows: ROWS, seq: Some(SEQ), weights: None, seed: 0 }).unwrap()
+    let options = LoadOptions { batch_rows: ROWS, seq: Some(SEQ), weights: None, seed: 0 };
+    load(&folder(name), &options).and_then(Model::unfolded).unwrap()
 }
 
 /// Every parameter, read through its view of the checkpoint.

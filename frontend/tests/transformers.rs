@@ -24,7 +24,8 @@ fn loaded(name: &str) -> Loaded {
     let folder = tempfile::tempdir().unwrap();
     case.write(folder.path());
     let options = LoadOptions { batch_rows: ROWS, seq: Some(SEQ), weights: None, seed: 0 };
-    let model = load(folder.path(), &options).unwrap_or_else(|d| panic!("{name}: {d}"));
+    let model =
+        load(folder.path(), &options).and_then(Model::unfolded).unwrap_or_else(|d| panic!("{name}: {d}"));
     let checkpoint = model.checkpoint.as_ref().unwrap();
     let read = |p: &pcc_ir::Param| {
         let slice: Vec<_> = p.ty.shape.iter().map(|&d| 0..d).collect();

@@ -5,12 +5,15 @@
 //! diagnostic, and a plan edited into something an op cannot do is refused at the instruction.
 
 mod text;
+mod unfold;
 
 use crate::solve::{Assignment, FuncShardings, InstShardings, fits};
 use pcc_ir::program::BatchPlan;
 use pcc_ir::{Diagnostic, Func, FuncId, Mesh, Module, Op, Sharding, Type};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+pub(crate) use unfold::unfolded;
 
 /// Version of the plan file; a plan of another version is refused.
 pub const VERSION: u32 = 1;
@@ -117,6 +120,12 @@ impl Plan {
     /// Errors: the plan is of another model or mesh, or asks for what an op cannot do.
     pub fn assignment(&self, module: &Module, mesh: &Mesh, sp: bool) -> Result<Assignment, Diagnostic> {
         self.same_model(module)?;
+        // A plan may name the layers of a folded model one by one.
+        let named: BTreeSet<&str> = self.params.iter().map(|p| p.name.as_str()).collect();
+        if module.params.values().any(|p| p.stack.is_some() && !named.contains(p.name.as_str())) {
+            let assignment = self.assignment(&*module.expanded()?, mesh, sp)?;
+            return unfold::folded(module, &assignment);
+        }
         if (self.mesh, self.sp) != (*mesh, sp) {
             let text = |m: &Mesh, sp: bool| {
                 let axes = pcc_ir::Axis::ALL.iter().filter(|a| m.size(**a) != 1);

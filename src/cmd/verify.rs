@@ -105,11 +105,13 @@ fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeri
     let start = Instant::now();
     let spinner = progress::spinner(args.json);
     spinner.set_message("running against the reference evaluator");
-    let small = Work::of(&levels.graph, &artifact.program.batch).is_small();
+    let graph = levels.graph.expanded()?;
+    let small = Work::of(&graph, &artifact.program.batch).is_small();
     let (mut graph, mut program, kernels) = if small {
         let kernels = artifact.kernels()?;
-        (levels.graph, artifact.program, kernels)
+        (graph.into_owned(), artifact.program.expanded()?, kernels)
     } else {
+        drop(graph);
         compile_twin(&artifact, &levels)?
     };
     twin::randomise(&mut graph, args.seed);

@@ -9,6 +9,8 @@ mod rng;
 #[path = "../../passes/tests/random_partitions/sharded.rs"]
 mod sharded;
 
+mod repeats;
+
 use pcc_ir::eval::{Tensor, eval_func};
 use pcc_ir::graph::{Entry, Role};
 use pcc_ir::ops::Op;

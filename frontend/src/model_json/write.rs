@@ -18,12 +18,13 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::path::Path;
 
-/// The text of a model.json that loads back to an equal module. Its weights and tokenizer are named by absolute paths.
+/// The text of a model.json that loads back to an equal module, every layer by itself. Its weights and tokenizer are named by absolute
+/// paths.
 ///
 /// # Errors
 /// A module of another level than the graph's.
 pub fn export(model: &Model) -> Result<String, Diagnostic> {
-    let module = &model.module;
+    let module = &*model.module.expanded()?;
     let document = Document {
         pcc: VERSION,
         name: module.name.clone(),

@@ -2,6 +2,7 @@
 
 use super::attention::{CACHES, Mode};
 use super::entry::{EntryBuilder, LayerFuncs, Network, NetworkBuilder};
+use super::fold::Place;
 use super::func::{Built, FuncBuilder};
 use super::{Capacity, Head, Layer, Transformer};
 use crate::naming::Naming;
@@ -67,27 +68,31 @@ fn build_entry(network: &mut NetworkBuilder, kind: Kind) -> Result<(), Diagnosti
     let embed = network.add_func(embed);
     let needs_positions = model.embedding.needs_positions();
     let inputs: Vec<ValueId> = [tokens].into_iter().chain(positions.filter(|_| needs_positions)).collect();
-    let mut chain = entry.call(network, &embed, &inputs, None, vec![]);
+    let mut chain = entry.call(network, &embed, &inputs, Place::Outside, vec![]);
 
     let mut funcs = LayerFuncs::new();
-    for (i, layer) in model.layers.iter().enumerate() {
+    for place in entry.places(&model.layers) {
+        let Some((layer, number)) = place.first().and_then(|i| model.layers.get(i)).zip(place.number())
+        else {
+            continue;
+        };
         let build = |n: &NetworkBuilder, name: String| layer_func(n, kind, layer, name);
         let callee = funcs.get(network, layer, kind.name(), build)?;
         let caches = match kind {
             Kind::Forward => vec![],
             Kind::Prefill | Kind::Decode => {
                 let ty = layer.attention.cache_type(rows, seq);
-                CACHES.iter().map(|c| (format!("layers.{i}.{c}"), ty.clone())).collect()
+                CACHES.iter().map(|c| (format!("layers.{number}.{c}"), ty.clone())).collect()
             }
         };
         let inputs: Vec<ValueId> = chain.into_iter().chain(positions).collect();
-        chain = entry.call(network, &callee, &inputs, Some(i), caches);
+        chain = entry.call(network, &callee, &inputs, place, caches);
     }
 
     let head = head_func(network, kind)?;
     let head = network.add_func(head);
     let inputs: Vec<ValueId> = chain.into_iter().chain(per_row.filter(|_| kind == Kind::Prefill)).collect();
-    let logits = entry.call(network, &head, &inputs, None, vec![]);
+    let logits = entry.call(network, &head, &inputs, Place::Outside, vec![]);
     let outputs: Vec<(&str, ValueId)> = logits.into_iter().map(|v| ("logits", v)).collect();
     entry.finish(network, &outputs);
     Ok(())

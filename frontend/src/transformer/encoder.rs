@@ -2,6 +2,7 @@
 
 use super::attention::Mode;
 use super::entry::{EntryBuilder, LayerFuncs, Network, NetworkBuilder};
+use super::fold::Place;
 use super::func::{Built, FuncBuilder};
 use super::{Capacity, Layer, Transformer};
 use crate::naming::Naming;
@@ -28,12 +29,13 @@ pub(super) fn build(
     }
     let embed = embed_func(&network)?;
     let embed = network.add_func(embed);
-    let mut chain = entry.call(&mut network, &embed, &inputs, None, vec![]);
+    let mut chain = entry.call(&mut network, &embed, &inputs, Place::Outside, vec![]);
     let mut funcs = LayerFuncs::new();
-    for (i, layer) in model.layers.iter().enumerate() {
+    for place in entry.places(&model.layers) {
+        let Some(layer) = place.first().and_then(|i| model.layers.get(i)) else { continue };
         let callee = funcs.get(&mut network, layer, "forward", |n, name| layer_func(n, layer, name))?;
         let inputs: Vec<ValueId> = chain.into_iter().chain([mask]).collect();
-        chain = entry.call(&mut network, &callee, &inputs, Some(i), vec![]);
+        chain = entry.call(&mut network, &callee, &inputs, place, vec![]);
     }
     let outputs: Vec<(&str, ValueId)> = chain.into_iter().map(|v| ("last_hidden_state", v)).collect();
     entry.finish(&mut network, &outputs);

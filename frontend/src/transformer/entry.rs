@@ -1,9 +1,11 @@
 //! Puts functions together: the chain of calls that makes up an entry, with its inputs, parameters and states.
 
+use super::fold::{Place, fold};
 use super::func::Built;
 use super::{Capacity, Layer, Transformer, Weight};
 use crate::naming::Naming;
 use pcc_ir::graph::{Entry, Label, Role};
+use pcc_ir::repeat::Repeat;
 use pcc_ir::{Diagnostic, Func, FuncId, Module, Op, Param, ParamId, State, StateId, Type, ValueId};
 use std::collections::HashMap;
 
@@ -11,8 +13,8 @@ use std::collections::HashMap;
 #[derive(Clone, Debug)]
 pub struct Network {
     pub module: Module,
-    /// One per parameter: its role and logical shape, and the layer it belongs to.
-    pub weights: Vec<(Weight, Option<usize>)>,
+    /// One per parameter: its role and logical shape, and the layers it belongs to.
+    pub weights: Vec<(Weight, Place)>,
 }
 
 /// A function of the module, ready to be called.
@@ -61,8 +63,8 @@ pub(super) struct NetworkBuilder<'a> {
     pub(super) naming: &'a Naming,
     pub(super) capacity: Capacity,
     module: Module,
-    weights: Vec<(Weight, Option<usize>)>,
-    params: HashMap<(String, Option<usize>), ParamId>,
+    weights: Vec<(Weight, Place)>,
+    params: HashMap<(String, Place), ParamId>,
     states: HashMap<String, StateId>,
 }
 
@@ -84,34 +86,34 @@ impl<'a> NetworkBuilder<'a> {
         Callee { id: self.module.funcs.push(built.func), weights: built.weights, results }
     }
 
-    /// The parameter of a role in a layer, made at its first use.
-    fn param(&mut self, weight: &Weight, layer: Option<usize>) -> ParamId {
-        let layer = layer.filter(|_| self.naming.in_layer(&weight.role));
-        let key = (weight.role.clone(), layer);
+    /// The parameter of a role in a layer, or the stack of those in many, made at its first use.
+    fn param(&mut self, weight: &Weight, place: Place) -> ParamId {
+        let place = if self.naming.in_layer(&weight.role) { place } else { Place::Outside };
+        let key = (weight.role.clone(), place);
         if let Some(&id) = self.params.get(&key) {
             return id;
         }
-        let name = self.naming.name(&weight.role, layer);
+        let name = self.naming.name(&weight.role, place);
         let source = weight.without_checkpoint(self.capacity.seed, &name);
         let ty = Type::f32(weight.shape.clone());
-        let id = self.module.params.push(Param { name, ty, source, sharding: None, stack: None });
-        self.weights.push((weight.clone(), layer));
+        let id = self.module.params.push(Param { name, ty, source, sharding: None, stack: place.stack() });
+        self.weights.push((weight.clone(), place));
         self.params.insert(key, id);
         id
     }
 
-    fn state(&mut self, name: String, ty: &Type) -> StateId {
+    fn state(&mut self, name: String, ty: &Type, stack: Option<u32>) -> StateId {
         let states = &mut self.module.states;
         *self
             .states
             .entry(name.clone())
-            .or_insert_with(|| states.push(State { name, ty: ty.clone(), sharding: None, stack: None }))
+            .or_insert_with(|| states.push(State { name, ty: ty.clone(), sharding: None, stack }))
     }
 
     /// Adds the parameters no entry uses, and ends the module.
     pub(super) fn finish(mut self) -> Network {
         for weight in &self.model.unused {
-            self.param(weight, None);
+            self.param(weight, Place::Outside);
         }
         Network { module: self.module, weights: self.weights }
     }
@@ -125,6 +127,7 @@ pub(super) struct EntryBuilder {
     params: HashMap<ParamId, ValueId>,
     /// New value, argument and name of each state.
     new_states: Vec<(ValueId, ValueId, String)>,
+    repeats: Vec<Repeat>,
 }
 
 impl EntryBuilder {
@@ -135,6 +138,7 @@ impl EntryBuilder {
             roles: Vec::new(),
             params: HashMap::new(),
             new_states: Vec::new(),
+            repeats: Vec::new(),
         }
     }
 
@@ -146,8 +150,8 @@ impl EntryBuilder {
     }
 
     /// The argument for a parameter, made at its first use.
-    fn param(&mut self, network: &mut NetworkBuilder, weight: &Weight, layer: Option<usize>) -> ValueId {
-        let id = network.param(weight, layer);
+    fn param(&mut self, network: &mut NetworkBuilder, weight: &Weight, place: Place) -> ValueId {
+        let id = network.param(weight, place);
         if let Some(&v) = self.params.get(&id) {
             return v;
         }
@@ -158,34 +162,43 @@ impl EntryBuilder {
         v
     }
 
-    /// Calls a function with the given chain values and inputs; its weights are those of `layer`. Each `(name, type)` of
+    /// Calls a function with the given chain values and inputs; its weights are those of `place`. Each `(name, type)` of
     /// `states`, each used once in an entry, is passed last, and its new value is among the last results; the other results are returned.
     pub(super) fn call(
         &mut self,
         network: &mut NetworkBuilder,
         callee: &Callee,
         inputs: &[ValueId],
-        layer: Option<usize>,
+        place: Place,
         states: Vec<(String, Type)>,
     ) -> Vec<ValueId> {
         let mut args = inputs.to_vec();
         for weight in &callee.weights {
-            args.push(self.param(network, weight, layer));
+            args.push(self.param(network, weight, place));
         }
         let mut held = Vec::new();
         for (name, ty) in states {
-            let id = network.state(name.clone(), &ty);
+            let id = network.state(name.clone(), &ty, place.stack());
             let v = self.func.arg(ty, name.clone());
             self.roles.push((v, Role::State(id)));
             self.func.values[v].labels = vec![Some(Label::Batch), None, None, None];
             args.push(v);
             held.push((v, name));
         }
-        let loc = layer.map_or_else(String::new, |i| network.naming.layer_module(i));
+        let loc = place.number().map_or_else(String::new, |i| network.naming.layer_module(&i));
         let mut results = self.func.push(Op::Call(callee.id), args, callee.results.clone(), &loc);
         let new = results.split_off(results.len().saturating_sub(held.len()));
         self.new_states.extend(new.into_iter().zip(held).map(|(new, (old, name))| (new, old, name)));
         results
+    }
+
+    /// The places that the layers are called for next, in order; equal ones are folded.
+    pub(super) fn places(&mut self, layers: &[Layer]) -> Vec<Place> {
+        let folded = fold(layers);
+        let here = self.func.insts.len();
+        let repeat = |&(at, calls, count): &(usize, usize, u32)| Repeat { first: here + at, calls, count };
+        self.repeats.extend(folded.repeats.iter().map(repeat));
+        folded.places
     }
 
     /// Adds the entry to the module: arguments are inputs, then parameters, then states; results `outputs`, then states.
@@ -207,7 +220,7 @@ impl EntryBuilder {
         let results = outputs.iter().map(|(name, _)| (*name).to_owned()).chain(states).collect();
         crate::canonical::renumber(&mut self.func);
         let args = self.roles.into_iter().map(|(_, role)| role).collect();
-        let func = network.module.funcs.push(self.func);
+        let (func, repeats) = (network.module.funcs.push(self.func), self.repeats);
         network.module.entries.push(Entry {
             name: self.name,
             func,
@@ -215,7 +228,7 @@ impl EntryBuilder {
             results,
             aliases,
             weight: 1.0,
-            repeats: Vec::new(),
+            repeats,
         });
     }
 }

@@ -9,6 +9,7 @@ mod causal;
 mod embedding;
 mod encoder;
 mod entry;
+mod fold;
 mod func;
 mod head;
 mod layer;
@@ -19,6 +20,7 @@ mod weight;
 
 pub use alibi::slopes;
 pub use entry::Network;
+pub use fold::Place;
 pub use rope::{Rope, RopeScaling};
 pub use weight::{Kind, Weight};
 

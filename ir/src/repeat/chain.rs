@@ -247,22 +247,22 @@ impl<'a> Builder<'a> {
             let r = self.body(at);
             for &v in &inst.args {
                 let Some(count) = stacked.get(v.index()).copied().flatten() else { continue };
-                let name = &self.func.values[v].name;
+                let name = self.name(v);
                 let Some(r) = r.filter(|&r| self.repeats[r].count == count) else {
                     return Err(format!(
-                        "the stack `{name}` of {count} is used outside of a repeat of {count}"
+                        "the stack {name} of {count} is used outside of a repeat of {count}"
                     ));
                 };
                 match self.copies[v.index()] {
                     None => self.copy(r, v)?,
                     Some(c) if c.repeat == r => {}
-                    Some(_) => return Err(format!("the stack `{name}` is used by two repeats")),
+                    Some(_) => return Err(format!("the stack {name} is used by two repeats")),
                 }
             }
         }
         let unused = |v: &&ValueId| stacked[v.index()].is_some() && self.copies[v.index()].is_none();
         if let Some(&v) = self.func.args.iter().find(unused) {
-            return Err(format!("the stack `{}` is used by no repeat", self.func.values[v].name));
+            return Err(format!("the stack {} is used by no repeat", self.name(v)));
         }
         let mut next = self.func.values.len();
         for (repeat, copied) in self.repeats.iter().zip(&self.copied) {
@@ -276,6 +276,14 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// What messages call a value.
+    fn name(&self, v: ValueId) -> String {
+        match self.func.values.get(v).map(|value| value.name.as_str()) {
+            None | Some("") => v.to_string(),
+            Some(name) => format!("`{name}` ({v})"),
+        }
+    }
+
     /// New values of stacks are made by the bodies that use them; no stack is a result.
     fn results(&self, state_of: &[Option<(usize, u32)>]) -> Result<(), String> {
         for (&v, state) in self.func.results.iter().zip(state_of) {
@@ -284,7 +292,12 @@ impl<'a> Builder<'a> {
             match (made, of) {
                 (Some(made), Some(of)) if made.repeat == of.repeat => {}
                 (_, None) => {}
-                _ => return Err("the new value of a stack of states is made outside of its repeat".into()),
+                _ => {
+                    let name = self.name(v);
+                    return Err(format!(
+                        "{name}, the new value of a stack of states, is made outside of its repeat"
+                    ));
+                }
             }
         }
         Ok(())
@@ -302,7 +315,7 @@ impl<'a> Builder<'a> {
     fn outside(&self, v: ValueId) -> Result<u32, String> {
         match self.copies.get(v.index()).copied().flatten() {
             Some(_) if self.func.args.contains(&v) => {
-                Err(format!("the stack `{}` is used outside of its repeat", self.func.values[v].name))
+                Err(format!("the stack {} is used outside of its repeat", self.name(v)))
             }
             Some(c) => Ok(self.instance(v, self.repeats[c.repeat].count - 1)),
             None => Ok(v.as_u32()),

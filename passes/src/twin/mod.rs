@@ -119,8 +119,9 @@ const LEAST: [Least; 5] = [
 /// The plan is of another model, or the model cannot be shrunk: its large dims are in reshapes, slices or joins.
 pub fn twin(graph: &Module, plan: &Plan, batch: &BatchPlan, info: &ModelInfo) -> Result<Twin, Diagnostic> {
     let assignment = plan.assignment(graph, &graph.mesh, plan.sp)?;
+    let (graph, assignment) = &crate::plan::unfolded(graph, &assignment)?;
     let stages = stages(graph, plan)?;
-    let few = layers::fewer(graph, &assignment, &stages);
+    let few = layers::fewer(graph, assignment, &stages);
     let rows = batch.replicas * batch.rows();
     let mut smallest = Work::default();
     for (i, least) in LEAST.into_iter().enumerate() {

@@ -5,10 +5,11 @@ mod hostile;
 mod instrs;
 mod local;
 mod models;
+mod repeats;
 mod sharded;
 mod steps;
 
-use models::{compiled, gpt2, llama, mlp};
+use models::{compiled, folded_llama, gpt2, llama, mlp};
 use pcc_ir::Mesh;
 use pcc_passes::driver::Compiled;
 use pcc_passes::verify::{self, CheckInput};
@@ -30,6 +31,8 @@ fn models() -> Vec<(&'static str, Compiled)> {
         ("llama tp 4 pp 2", compiled(llama(2, 8, true), mesh(4, 2, 1), 2, false)),
         ("llama tp 8 pp 3 dp 2", compiled(llama(4, 8, true), mesh(8, 3, 2), 4, false)),
         ("llama tp 4 sp", compiled(llama(2, 6, false), mesh(4, 1, 1), 2, true)),
+        ("folded llama tp 2", compiled(folded_llama(2, 6, 8), mesh(2, 1, 1), 2, false)),
+        ("folded llama tp 2 pp 3", compiled(folded_llama(2, 6, 8), mesh(2, 3, 1), 2, false)),
         ("gpt2 tp 3 pp 2 dp 2", compiled(gpt2(4, 6), mesh(3, 2, 2), 4, false)),
     ]
 }
@@ -41,8 +44,11 @@ fn check(c: &Compiled) -> Result<verify::Summary, pcc_ir::Diagnostic> {
 
 #[test]
 fn every_mutation_is_caught_and_named() {
-    let kinds: Vec<Kind> =
-        [local::KINDS, sharded::KINDS, steps::KINDS, instrs::KINDS].into_iter().flatten().copied().collect();
+    let kinds: Vec<Kind> = [local::KINDS, sharded::KINDS, steps::KINDS, instrs::KINDS, repeats::KINDS]
+        .into_iter()
+        .flatten()
+        .copied()
+        .collect();
     assert!(kinds.len() >= 25, "only {} kinds", kinds.len());
     let mut caught: BTreeMap<&str, usize> = BTreeMap::new();
     let mut failures = Vec::new();

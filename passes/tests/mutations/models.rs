@@ -5,6 +5,7 @@ use pcc_ir::ops::{
     Attention, BinaryKind, Constant, Gather, Iota, LayerNorm, Literal, Op, RmsNorm, Rope, UnaryKind, Update,
 };
 use pcc_ir::program::{BatchPlan, ModelInfo};
+use pcc_ir::repeat::Repeat;
 use pcc_ir::{DType, Diagnostic, Func, FuncId, Mesh, Module, Param, ParamSource, State, Type, ValueId};
 use pcc_passes::driver::{Compiled, Options, compile};
 use std::collections::HashMap;
@@ -290,7 +291,7 @@ fn llama_layer(mode: Mode, rows: usize, seq: usize) -> Func {
     f
 }
 
-fn llama_entry(net: &mut Net, mode: Mode, rows: usize, seq: usize) {
+fn llama_entry(net: &mut Net, mode: Mode, rows: usize, seq: usize, layers: &[&str]) {
     let len = if mode == Mode::Decode { 1 } else { seq };
     let label = (mode != Mode::Decode).then_some(SEQ);
     let mut f = Func::new(format!("{}.embed", mode.name()));
@@ -314,8 +315,8 @@ fn llama_entry(net: &mut Net, mode: Mode, rows: usize, seq: usize) {
     let step = (mode == Mode::Decode).then(|| chain.input(Type::i32([rows]), "positions", &[Some(ROWS)]));
     let mut x = chain.call(net, embed, &[tokens], &names("", &["embed.weight"]), &[])[0];
     let roles = ["attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down"];
-    for i in 0..LAYERS {
-        let prefix = format!("layers.{i}.");
+    for number in layers {
+        let prefix = format!("layers.{number}.");
         let states = if mode == Mode::Forward { vec![] } else { names(&prefix, &["k_cache", "v_cache"]) };
         let inputs: Vec<_> = [x].into_iter().chain(step).collect();
         x = chain.call(net, layer, &inputs, &names(&prefix, &roles), &states)[0];
@@ -328,9 +329,25 @@ fn llama_entry(net: &mut Net, mode: Mode, rows: usize, seq: usize) {
 pub fn llama(rows: usize, seq: usize, cached: bool) -> Module {
     let mut net = Net { module: Module { name: "llama".into(), ..Module::default() }, ..Net::default() };
     for mode in if cached { vec![Mode::Prefill, Mode::Decode] } else { vec![Mode::Forward] } {
-        llama_entry(&mut net, mode, rows, seq);
+        llama_entry(&mut net, mode, rows, seq, &["0", "1", "2"]);
     }
     net.module
+}
+
+/// A decoder with caches whose layers but the first are folded.
+pub fn folded_llama(rows: usize, seq: usize, layers: u32) -> Module {
+    let mut net = Net { module: Module { name: "folded".into(), ..Module::default() }, ..Net::default() };
+    for mode in [Mode::Prefill, Mode::Decode] {
+        llama_entry(&mut net, mode, rows, seq, &["0", "{1+1}"]);
+    }
+    let mut m = net.module;
+    let stack = |name: &str| name.contains('{').then_some(layers - 1);
+    m.params.values_mut().for_each(|p| p.stack = stack(&p.name));
+    m.states.values_mut().for_each(|s| s.stack = stack(&s.name));
+    for entry in &mut m.entries {
+        entry.repeats = vec![Repeat { first: 2, calls: 1, count: layers - 1 }];
+    }
+    m
 }
 
 /// Learned positions, layer norms with biases, a plain MLP and a head tied to the embedding.

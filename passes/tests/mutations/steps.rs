@@ -124,7 +124,7 @@ fn slots(c: &Compiled, change: impl Fn(&mut Slot) -> bool) -> Vec<Mutant> {
 }
 
 fn other_param(c: &Compiled) -> Vec<Mutant> {
-    let params = &c.program.params;
+    let params = &c.program.clone().expanded().expect("well-formed stacks").params;
     slots(c, |slot| {
         let Slot::Param(p) = slot else { return false };
         let (old, bytes) = (*p as usize, params[*p as usize].local_bytes());
@@ -139,7 +139,7 @@ fn other_param(c: &Compiled) -> Vec<Mutant> {
 }
 
 fn other_state(c: &Compiled) -> Vec<Mutant> {
-    let n = c.program.states.len() as u32;
+    let n = c.program.clone().expanded().expect("well-formed stacks").states.len() as u32;
     slots(c, |slot| match slot {
         Slot::State(s) if n > 2 => {
             *s = (*s + 2) % n;
