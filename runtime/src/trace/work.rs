@@ -4,7 +4,8 @@ use pcc_ir::Extent;
 use pcc_ir::kernel::{Kernel, Node};
 use pcc_ir::mesh::group_size;
 use pcc_ir::program::{
-    AttentionCall, BatchDim, CollectiveCall, CollectiveKind, Gemm, InstrKind, Launch, Matrix, Program, Strided,
+    AttentionCall, BatchDim, CollectiveCall, CollectiveKind, Gemm, InstrKind, Launch, Matrix, Program,
+    Strided,
 };
 
 /// The work of an instruction on one device.
@@ -52,7 +53,8 @@ fn attention(call: &AttentionCall, extent: impl Fn(&Extent) -> u64) -> Work {
     let [b, s, t, g, r, d, e] = call.extents().map(|x| extent(x) as f64);
     let (queries, keys) = (b * s * g * r, b * t * g);
     let moved = |view: &Strided, elements: f64| elements * view.dtype.bytes() as f64;
-    let operands = [(&call.q, queries * d), (&call.k, keys * d), (&call.v, keys * e), (&call.out, queries * e)];
+    let operands =
+        [(&call.q, queries * d), (&call.k, keys * d), (&call.v, keys * e), (&call.out, queries * e)];
     Work {
         flops: 2.0 * queries * t * (d + e),
         bytes: operands.into_iter().map(|(view, elements)| moved(view, elements)).sum(),
