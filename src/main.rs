@@ -9,7 +9,6 @@ mod npz;
 mod numeric;
 mod open;
 mod progress;
-mod trace;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use pcc_ir::Diagnostic;

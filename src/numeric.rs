@@ -356,6 +356,4 @@ fn argmax(values: &[f64]) -> usize {
 }
 
 #[cfg(test)]
-mod models;
-#[cfg(test)]
 mod tests;

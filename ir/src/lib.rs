@@ -20,6 +20,7 @@ pub mod repeat;
 pub mod rule;
 pub mod sharding;
 pub mod source;
+pub mod storage;
 pub mod text;
 pub mod types;
 pub mod verifier;

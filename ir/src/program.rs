@@ -17,9 +17,11 @@ use crate::kernel::{Kernel, KernelId};
 use crate::mesh::{AxisRef, Mesh};
 use crate::sharding::{Sharding, span};
 use crate::source::ParamSource;
+pub use crate::storage::{PackedMatrix, Storage};
 use crate::types::{DType, ReduceKind, Type};
 use cranelift_entity::PrimaryMap;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Version of `program.json`; an artifact of another version is refused.
 pub const VERSION: u32 = 1;
@@ -126,7 +128,7 @@ impl BatchPlan {
     }
 }
 
-/// A parameter and its placement; each device holds its slice, row-major, padding zero.
+/// A parameter and its placement; each device holds its slice, in the form `storage` says, padding zero.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocalParam {
     pub name: String,
@@ -137,6 +139,12 @@ pub struct LocalParam {
     /// How many parameters of equal layers this stands for ([`crate::repeat`]). Slots count each by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stack: Option<u32>,
+    #[serde(default, skip_serializing_if = "is_dense")]
+    pub storage: Storage,
+}
+
+fn is_dense(storage: &Storage) -> bool {
+    *storage == Storage::Dense
 }
 
 /// A state and its placement: one buffer per device and micro-batch, zero at the start.
@@ -266,6 +274,7 @@ pub enum InstrKind {
     Kernel(Launch),
     Gemm(Gemm),
     Attention(AttentionCall),
+    Rows(Rows),
     Collective(CollectiveCall),
 }
 
@@ -278,7 +287,28 @@ impl InstrKind {
                 [&g.m, &g.n, &g.k].into_iter().chain(g.batch.iter().map(|d| &d.extent)).collect()
             }
             InstrKind::Attention(a) => a.extents().to_vec(),
+            InstrKind::Rows(r) => vec![&r.count],
             InstrKind::Collective(_) => Vec::new(),
+        }
+    }
+
+    /// Every address that the instruction reads or writes.
+    pub fn locs(&self) -> Vec<Loc> {
+        match self {
+            InstrKind::Kernel(l) => l.ptrs.clone(),
+            InstrKind::Gemm(g) => vec![g.a.loc, g.b.loc, g.c.loc],
+            InstrKind::Attention(a) => a.locs(),
+            InstrKind::Rows(r) => vec![r.table, r.indices, r.out],
+            InstrKind::Collective(c) => vec![c.src, c.dst],
+        }
+    }
+
+    /// The address, if any, at which it expects a parameter in panels.
+    pub fn packed_loc(&self) -> Option<Loc> {
+        match self {
+            InstrKind::Gemm(g) => g.packed.map(|_| g.b.loc),
+            InstrKind::Rows(r) => Some(r.table),
+            InstrKind::Kernel(_) | InstrKind::Attention(_) | InstrKind::Collective(_) => None,
         }
     }
 }
@@ -353,6 +383,28 @@ pub struct Gemm {
     pub batch: Vec<BatchDim>,
     /// c is added to, not overwritten.
     pub accumulate: bool,
+    /// When set, b is all of an argument, which is bound to a parameter in panels of this matrix [k, n]: its strides and those of the
+    /// batch dims along it are 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<PackedMatrix>,
+}
+
+/// Rows of a table that is a parameter in panels: `out[i, :] = table[:, indices[i] - base]`, zeros where that is not in
+/// `0..valid`. The matrix [k, n] of the table has a row of the table in each column.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rows {
+    /// All of an argument.
+    pub table: Loc,
+    pub packed: PackedMatrix,
+    /// Of the table and of the result.
+    pub dtype: DType,
+    /// `count` adjacent i32.
+    pub indices: Loc,
+    pub count: Extent,
+    /// `[count, k]`, row-major.
+    pub out: Loc,
+    pub base: Scalar,
+    pub valid: Scalar,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -418,9 +470,47 @@ pub struct CollectiveCall {
     pub logical_bytes: u64,
 }
 
+impl FuncProgram {
+    /// The arguments that instructions use as parameters in panels, and their matrices and types.
+    ///
+    /// # Errors
+    /// The instruction that cannot be, and why: it does not agree with another, uses panels as dense memory, or no whole argument.
+    pub fn packed(&self) -> Result<BTreeMap<u32, (PackedMatrix, DType)>, (usize, String)> {
+        let mut found = BTreeMap::new();
+        for (at, instr) in self.instrs.iter().enumerate() {
+            let (loc, form) = match &instr.kind {
+                InstrKind::Gemm(Gemm { b, packed: Some(packed), .. }) => (b.loc, (*packed, b.dtype)),
+                InstrKind::Rows(rows) => (rows.table, (rows.packed, rows.dtype)),
+                _ => continue,
+            };
+            let slot = match loc {
+                Loc { base: Base::Slot(slot), offset: 0 } if slot < self.args => slot,
+                _ => return Err((at, "its panels are no whole argument".to_owned())),
+            };
+            if *found.entry(slot).or_insert(form) != form {
+                return Err((at, format!("slot {slot} is used as panels of two matrices")));
+            }
+        }
+        for (at, instr) in self.instrs.iter().enumerate().filter(|_| !found.is_empty()) {
+            let mut dense = instr.kind.locs();
+            if let Some(i) = instr.kind.packed_loc().and_then(|l| dense.iter().position(|d| *d == l)) {
+                dense.remove(i);
+            }
+            for loc in dense {
+                if let Base::Slot(slot) = loc.base
+                    && found.contains_key(&slot)
+                {
+                    return Err((at, format!("slot {slot} is used as panels and as dense memory")));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
 impl LocalParam {
     /// Bytes a device holds, padding included.
     pub fn local_bytes(&self) -> u64 {
-        self.sharding.local_type(&self.ty).bytes() as u64
+        self.storage.bytes(&self.sharding.local_type(&self.ty))
     }
 }

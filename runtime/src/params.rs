@@ -2,7 +2,9 @@
 
 use crate::layout::{Layout, ParamSlice};
 use crate::memory::{Mapping, Window, encode};
-use pcc_ir::program::{LocalParam, Program};
+use crate::product::load::pack_piece;
+use crate::product::panels::Place;
+use pcc_ir::program::{LocalParam, Program, Storage};
 use pcc_ir::source::ReadParams;
 use pcc_ir::{DType, Diagnostic};
 use rayon::prelude::*;
@@ -77,6 +79,13 @@ fn load_piece(
         return Ok(());
     }
     let local = param.sharding.local_shape(&param.ty.shape);
+    if let (Storage::Panels { k, n }, Some(matrix)) = (&param.storage, param.storage.matrix(&local)) {
+        let mut values = vec![0.0f32; count];
+        weights.read_param_slice(&param.source, &ranges, &mut values)?;
+        let places = |dims: &[usize]| places(dims, rows.start, &lens, &local);
+        pack_piece(&values, &places(k), &places(n), matrix, param.ty.dtype, &window);
+        return Ok(());
+    }
     let size = param.ty.dtype.bytes();
     let row_bytes = local.iter().skip(1).product::<usize>() * size;
     let target = window.part(rows.start * row_bytes, rows.len() * row_bytes);
@@ -94,6 +103,25 @@ fn load_piece(
         target.write(row_offset(row, &lens, &local) * size, &bytes);
     }
     Ok(())
+}
+
+/// For each index over `dims` (row-major) of a piece that has shape `lens` and begins at index `start` of dim 0: where it is in
+/// the piece, and its place along these dims of a slice of shape `local`.
+fn places(dims: &[usize], start: usize, lens: &[usize], local: &[usize]) -> Vec<Place> {
+    let mut places = vec![Place { from: 0, to: 0 }];
+    for &d in dims {
+        let stride: usize = lens[d + 1..].iter().product();
+        let skipped = if d == 0 { start } else { 0 };
+        let along = |p: &Place| {
+            let to = p.to * local[d] + skipped;
+            let from = p.from;
+            (0..lens[d])
+                .map(move |i| Place { from: from + (i * stride) as isize, to: to + i })
+                .collect::<Vec<_>>()
+        };
+        places = places.iter().flat_map(along).collect();
+    }
+    places
 }
 
 /// Element offset, in a buffer of shape `local`, of the `row`th innermost row of a block of shape `lens` at its start.

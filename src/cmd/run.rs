@@ -1,10 +1,10 @@
 //! `pcc run ARTIFACT`.
 
 use super::{print_json, print_text};
-use crate::{artifact_output, npz, open, trace};
+use crate::{artifact_output, npz, open};
 use pcc_ir::Diagnostic;
 use pcc_ir::program::{EntryProgram, IoSpec, Program};
-use pcc_runtime::{HostData, HostTensor, Summary};
+use pcc_runtime::{HostData, HostTensor};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -42,9 +42,6 @@ struct Outcome {
     rows: usize,
     outputs: BTreeMap<String, Vec<usize>>,
     seconds: Seconds,
-    /// Where the time went, with --trace.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    profile: Option<Summary>,
 }
 
 #[derive(Serialize)]
@@ -63,13 +60,13 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let artifact = open::artifact(&args.artifact, &args.open)?;
     let entry = find_entry(&artifact.program, args.entry.as_deref())?.clone();
     let prepared = prepare(&entry, given)?;
-    let mut opened = open::session(artifact, &args.open, args.json)?;
+    let mut session = open::session(artifact, &args.open, args.json)?;
     let load = start.elapsed().as_secs_f64();
     let mut steps = Vec::new();
     let mut outputs = BTreeMap::new();
     for _ in 0..args.steps {
         let start = Instant::now();
-        outputs = opened.session.run(&entry.name, &prepared.inputs, prepared.rows)?;
+        outputs = session.run(&entry.name, &prepared.inputs, prepared.rows)?;
         steps.push(start.elapsed().as_secs_f64());
     }
     if args.output_last {
@@ -82,21 +79,11 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     if let Some(path) = &args.output {
         npz::write(path, &outputs)?;
     }
-    let profile = opened.finish_trace()?;
+    open::write_trace(&mut session, &args.open)?;
     let shapes = outputs.iter().map(|(n, t)| (n.clone(), t.shape.clone())).collect();
-    let outcome = Outcome {
-        entry: entry.name,
-        rows: prepared.rows,
-        outputs: shapes,
-        seconds: Seconds { load, steps },
-        profile,
-    };
-    if args.json {
-        return print_json(&outcome);
-    }
-    print_text(&text(&outcome))?;
-    trace::show(outcome.profile.as_ref());
-    Ok(())
+    let outcome =
+        Outcome { entry: entry.name, rows: prepared.rows, outputs: shapes, seconds: Seconds { load, steps } };
+    if args.json { print_json(&outcome) } else { print_text(&text(&outcome)) }
 }
 
 fn text(o: &Outcome) -> String {

@@ -4,7 +4,6 @@
 mod artifacts;
 mod broken;
 mod commands;
-mod concurrent;
 mod descriptions;
 mod eval;
 mod families;

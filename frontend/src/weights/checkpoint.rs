@@ -202,7 +202,9 @@ impl Checkpoint {
         let mapping = self.files.get(*file).ok_or_else(outside)?;
         mapping.check_length()?;
         let data = mapping.bytes().get(tensor.bytes.clone()).ok_or_else(outside)?;
-        read_view(&tensor.element, data, view, slice, out).ok_or_else(outside)
+        read_view(&tensor.element, data, view, slice, out).ok_or_else(outside)?;
+        mapping.done_with(data.len());
+        Ok(())
     }
 
     /// "There is no such tensor", with the names most like it.

@@ -1,10 +1,11 @@
 //! The one place that maps files into memory; unsafe lives here alone.
 
 use super::bad_file;
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use pcc_ir::Diagnostic;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A whole file, mapped read-only.
 #[derive(Debug)]
@@ -12,7 +13,12 @@ pub(super) struct Mapping {
     path: PathBuf,
     file: File,
     map: Mmap,
+    /// Bytes that may have been read since pages were last given back.
+    read: AtomicU64,
 }
+
+/// Bytes read after which the file's pages are given back: weights are read once, and what is read is kept elsewhere.
+const GIVE_BACK: u64 = 16 << 20;
 
 impl Mapping {
     /// Maps a regular file that is not empty. Pipes and devices are refused before they are opened, since opening
@@ -32,7 +38,7 @@ impl Mapping {
         // read to turn that into an error except in the instant between the two. Writing to the file meanwhile
         // changes values, as it would under any other way of reading.
         let map = unsafe { Mmap::map(&file) }.map_err(refuse)?;
-        Ok(Self { path: path.to_path_buf(), file, map })
+        Ok(Self { path: path.to_path_buf(), file, map, read: AtomicU64::new(0) })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -41,6 +47,17 @@ impl Mapping {
 
     pub(super) fn bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// Notes that up to `bytes` were read. Now and then takes the file's pages out of this process's memory, so that weights that
+    /// were loaded do not lie there twice; the system still caches them, and reading on brings them back.
+    pub(super) fn done_with(&self, bytes: usize) {
+        if self.read.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64 >= GIVE_BACK {
+            self.read.store(0, Ordering::Relaxed);
+            // SAFETY: the mapping is shared and read-only: pages that are dropped are read again from the file, with the same
+            // content, by whoever touches them next. Refusal is harmless.
+            let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+        }
     }
 
     /// Refuses to go on when the file has become shorter than when it was opened.

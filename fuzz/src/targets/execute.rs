@@ -85,10 +85,9 @@ pub fn open(program: Program) -> Session {
 pub fn is_small(program: &Program) -> bool {
     let devices = program.mesh.devices() as u64;
     let cells = program.batch.micro_batches as u64;
-    let stacked = |bytes: usize, stack: Option<u32>| (bytes as u64).saturating_mul(stack.unwrap_or(1).into());
     let io = |specs: &[IoSpec]| specs.iter().map(|s| s.ty.bytes() as u64).fold(0, u64::saturating_add);
-    let params = program.params.iter().map(|p| stacked(p.ty.bytes(), p.stack)).fold(0, u64::saturating_add);
-    let states = program.states.iter().map(|s| stacked(s.ty.bytes(), s.stack)).fold(0, u64::saturating_add);
+    let params = program.params.iter().map(|p| p.storage.bytes(&p.ty)).fold(0, u64::saturating_add);
+    let states = program.states.iter().map(|s| s.ty.bytes() as u64).fold(0, u64::saturating_add);
     let constants = program.constants.iter().map(|c| c.ty.bytes() as u64).fold(0, u64::saturating_add);
     let frames = program.funcs.iter().map(|f| f.frame_bytes).fold(0, u64::saturating_add);
     let mut values = frames.saturating_add(states.saturating_mul(cells));
@@ -122,6 +121,7 @@ fn work(program: &Program, entry: &EntryProgram) -> f64 {
                 [&g.m, &g.n, &g.k].into_iter().map(|e| e.full as f64).product::<f64>() * batch
             }
             InstrKind::Attention(a) => a.flops() as f64,
+            InstrKind::Rows(r) => r.count.full as f64 * r.packed.k as f64,
             InstrKind::Collective(c) => {
                 c.src_shape.iter().chain(&c.dst_shape).map(|&n| n as f64).product::<f64>()
             }

@@ -96,6 +96,13 @@ impl AttentionCall {
         all.map(|view| &mut view.loc).chain(&mut self.scratch).collect()
     }
 
+    /// Every address.
+    pub fn locs(&self) -> Vec<Loc> {
+        let fixed = [&self.q, &self.k, &self.v, &self.k_pos, &self.out];
+        let all = fixed.into_iter().chain(&self.q_pos).chain(&self.slopes);
+        all.map(|view| view.loc).chain(self.scratch).collect()
+    }
+
     /// The extents of what is written.
     pub fn out_extents(&self) -> Vec<u64> {
         let [b, s, _, g, r, _, e] = self.whole();

@@ -82,6 +82,7 @@ mod tests {
             ty: Type::f32([2]),
             sharding: Sharding::replicated(1),
             stack,
+            storage: Default::default(),
         }
     }
 

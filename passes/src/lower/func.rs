@@ -9,7 +9,9 @@ use super::express::{Dim, Map};
 use super::kernel_build::{Built, KernelBuilder, KernelTable};
 use super::materialise;
 use pcc_ir::ops::{Literal, Op};
-use pcc_ir::program::{ConstantData, FuncProgram, Instr, InstrKind, Launch, Loc, Note};
+use pcc_ir::program::{
+    ConstantData, FuncProgram, Instr, InstrKind, Launch, Loc, Note, PackedMatrix, Storage,
+};
 use pcc_ir::{DType, Diagnostic, Extent, Func, Inst, InstId, Mesh, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
@@ -47,6 +49,8 @@ pub(super) struct FuncLowering<'a> {
     pub views: HashMap<ValueId, View>,
     /// Strides chosen for a value other than row-major ones (a dot written in its transpose's order).
     pub layout: HashMap<ValueId, Vec<i64>>,
+    /// Arguments that are parameters in panels.
+    pub packed: HashMap<ValueId, PackedMatrix>,
     buffers: Vec<Buffer>,
     instrs: Vec<(InstrKind, u32)>,
     notes: Vec<Note>,
@@ -54,15 +58,23 @@ pub(super) struct FuncLowering<'a> {
     in_place: Vec<(u32, u32)>,
 }
 
-/// Lowers `func`. `in_place` lists `(argument, result)` pairs that every call binds to one buffer. Also returns the constants that a
+/// Lowers `func`. `in_place` lists `(argument, result)` pairs that every call binds to one buffer, `storages` has the form of each
+/// argument (dense beyond its end). Also returns the constants that a
 /// call must bind after the results.
 pub(super) fn lower_func(
     func: &Func,
     mesh: &Mesh,
     in_place: &[(usize, usize)],
+    storages: &[Storage],
     kernels: &mut KernelTable,
 ) -> Result<(FuncProgram, Vec<ConstantData>), Diagnostic> {
-    let plan = materialise::plan(func);
+    let packed: HashMap<ValueId, PackedMatrix> = func
+        .args
+        .iter()
+        .zip(storages)
+        .filter_map(|(&v, storage)| Some((v, storage.matrix(&func.ty(v).shape)?)))
+        .collect();
+    let plan = materialise::plan(func, &packed.keys().copied().collect());
     refuse_wide(func, &plan.dead)?;
     let mut l = FuncLowering {
         func,
@@ -71,6 +83,7 @@ pub(super) fn lower_func(
         def: plan.def,
         owned: plan.owned,
         layout: plan.layout,
+        packed,
         views: HashMap::new(),
         buffers: Vec::new(),
         instrs: Vec::new(),
@@ -117,7 +130,7 @@ impl FuncLowering<'_> {
     fn bind_slots(&mut self) {
         let func = self.func;
         for (i, &v) in func.args.iter().enumerate() {
-            let buf = self.add_buffer(func.ty(v).bytes() as u64, Place::Slot(i as u32));
+            let buf = self.add_buffer(self.arg_bytes(v), Place::Slot(i as u32));
             let strides = dense_strides(&func.ty(v).shape);
             self.views.insert(v, View { buf, offset: 0, strides });
         }
@@ -131,6 +144,11 @@ impl FuncLowering<'_> {
                 self.views.insert(v, View { buf, offset: 0, strides });
             }
         }
+    }
+
+    fn arg_bytes(&self, v: ValueId) -> u64 {
+        let ty = self.func.ty(v);
+        self.packed.get(&v).map_or(ty.bytes() as u64, |m| m.bytes(ty.dtype))
     }
 
     /// The buffer that an owned value is written to.
@@ -209,6 +227,7 @@ impl FuncLowering<'_> {
         }
         match &inst.op {
             Op::DotGeneral(dot) => self.lower_dot(inst, dot),
+            Op::Gather(g) if self.packed.contains_key(&inst.args[0]) => self.lower_look_up(inst, g),
             Op::Attention(a) => self.lower_attention(inst, a),
             Op::Collective(c) => self.lower_collective(inst, c),
             Op::Rope(r) => self.lower_rope(inst, r),
@@ -348,9 +367,9 @@ impl FuncLowering<'_> {
     fn finish(mut self) -> (FuncProgram, Vec<ConstantData>) {
         let (mut kinds, notes): (Vec<_>, Vec<_>) = std::mem::take(&mut self.instrs).into_iter().unzip();
         let frame_bytes = buffers::place(&self.buffers, &mut kinds);
-        let types = self.func.args.iter().chain(&self.func.results).map(|&v| self.func.ty(v));
-        let slot_bytes =
-            types.chain(self.constants.iter().map(|c| &c.ty)).map(|t| t.bytes() as u64).collect();
+        let types = self.func.results.iter().map(|&v| self.func.ty(v));
+        let others = types.chain(self.constants.iter().map(|c| &c.ty)).map(|t| t.bytes() as u64);
+        let slot_bytes = self.func.args.iter().map(|&v| self.arg_bytes(v)).chain(others).collect();
         let args = self.func.args.len() as u32;
         let program = FuncProgram {
             name: self.func.name.clone(),

@@ -2,17 +2,18 @@
 //! becomes outer loops, and operands whose contracted dims do not merge are copied dense first.
 
 use super::func::{FuncLowering, View, dense_strides};
+use super::storage;
 use pcc_ir::ops::DotGeneral;
 use pcc_ir::program::{BatchDim, Gemm, InstrKind, Matrix};
 use pcc_ir::{DType, Diagnostic, Extent, Inst, ValueId};
 
 /// One dim of a product: its extent and its stride in each of a, b and c (0 where it does not occur).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Step {
-    extent: i64,
-    a: i64,
-    b: i64,
-    c: i64,
+pub(super) struct Step {
+    pub extent: i64,
+    pub a: i64,
+    pub b: i64,
+    pub c: i64,
 }
 
 /// The dims of a product, each list major to minor.
@@ -25,7 +26,7 @@ struct Product {
 }
 
 /// Drops dims of extent 1 and merges neighbours that step alike in all three matrices.
-fn merge(steps: &[Step]) -> Vec<Step> {
+pub(super) fn merge(steps: &[Step]) -> Vec<Step> {
     let mut out: Vec<Step> = Vec::new();
     for &s in steps.iter().filter(|s| s.extent != 1) {
         match out.last_mut() {
@@ -72,11 +73,17 @@ impl FuncLowering<'_> {
                 .map(|s| BatchDim { extent: Extent::full(s.extent as u64), a: s.a, b: s.b, c: s.c })
                 .collect(),
             accumulate: false,
+            packed: None,
         };
         self.emit(InstrKind::Gemm(gemm), what, String::new());
     }
 
     pub fn lower_dot(&mut self, inst: &Inst, dot: &DotGeneral) -> Result<(), Diagnostic> {
+        if let Some(side) = storage::weight_side(self.func, inst)
+            && let Some(&packed) = self.packed.get(&inst.args[side])
+        {
+            return self.lower_weight(inst, dot, side, packed);
+        }
         let (lhs, rhs, out) = (inst.args[0], inst.args[1], inst.results[0]);
         for v in [lhs, rhs, out] {
             if self.func.ty(v).dtype != DType::F32 {
@@ -121,7 +128,7 @@ impl FuncLowering<'_> {
     }
 
     /// A copy of `v` laid out as [batch, free, contracted], in the order the product names them.
-    fn dense_copy(
+    pub fn dense_copy(
         &mut self,
         v: ValueId,
         batch: &[usize],

@@ -56,16 +56,23 @@ fn reads_inlined(op: &Op, i: usize) -> bool {
     }
 }
 
-pub(super) fn plan(func: &Func) -> Materialise {
-    let mut def = HashMap::new();
-    for (at, inst) in func.insts.iter().enumerate() {
-        for &r in &inst.results {
-            def.insert(r, at);
-        }
-    }
+/// Instructions that some result depends on.
+pub(super) fn live_insts(func: &Func) -> Vec<InstId> {
+    let dead = dead_insts(func, &definitions(func));
+    (0..func.insts.len()).filter(|at| !dead.contains(at)).collect()
+}
+
+fn definitions(func: &Func) -> HashMap<ValueId, InstId> {
+    let insts = func.insts.iter().enumerate();
+    insts.flat_map(|(at, inst)| inst.results.iter().map(move |&r| (r, at))).collect()
+}
+
+/// `packed` lists the arguments that are parameters in panels.
+pub(super) fn plan(func: &Func, packed: &HashSet<ValueId>) -> Materialise {
+    let def = definitions(func);
     let dead = dead_insts(func, &def);
     let uses = count_uses(func, &dead);
-    let mut p = Planner { func, def: &def, owned: HashSet::new() };
+    let mut p = Planner { func, def: &def, packed, owned: HashSet::new() };
     for &v in &func.results {
         p.own(v);
     }
@@ -74,7 +81,7 @@ pub(super) fn plan(func: &Func) -> Materialise {
     }
     let mut owned = p.owned;
     cut_deep_expressions(func, &dead, &mut owned);
-    let layout = transposed_layouts(func, &dead, &uses, &owned);
+    let layout = transposed_layouts(func, &dead, &uses, &owned, packed);
     Materialise { def, owned, layout, dead }
 }
 
@@ -105,6 +112,7 @@ fn count_uses(func: &Func, dead: &HashSet<InstId>) -> HashMap<ValueId, u32> {
 struct Planner<'a> {
     func: &'a Func,
     def: &'a HashMap<ValueId, InstId>,
+    packed: &'a HashSet<ValueId>,
     owned: HashSet<ValueId>,
 }
 
@@ -148,7 +156,9 @@ impl Planner<'_> {
         for &r in &inst.results {
             let shared = uses.get(&r).copied().unwrap_or(0) > 1 && !is_free(&inst.op);
             let dense_constant = matches!(&inst.op, Op::Constant(c) if matches!(c.value, Literal::Dense(_)));
-            if !dense_constant && (!is_inlinable(&inst.op) || shared) {
+            // No kernel reads panels: rows of such a table are looked up first.
+            let looked_up = matches!(inst.op, Op::Gather(_)) && self.packed.contains(&inst.args[0]);
+            if !dense_constant && (!is_inlinable(&inst.op) || shared || looked_up) {
                 self.own(r);
             }
         }
@@ -195,12 +205,14 @@ fn transposed_layouts(
     dead: &HashSet<InstId>,
     uses: &HashMap<ValueId, u32>,
     owned: &HashSet<ValueId>,
+    packed: &HashSet<ValueId>,
 ) -> HashMap<ValueId, Vec<i64>> {
     let mut layout = HashMap::new();
     let dots: HashSet<ValueId> = func
         .insts
         .iter()
-        .filter(|i| matches!(i.op, Op::DotGeneral(_)))
+        // Columns of panels must step evenly through the result.
+        .filter(|i| matches!(i.op, Op::DotGeneral(_)) && !i.args.iter().any(|a| packed.contains(a)))
         .flat_map(|i| i.results.iter().copied())
         .filter(|r| uses.get(r) == Some(&1) && !func.results.contains(r))
         .collect();

@@ -18,7 +18,9 @@ mod kernel_build;
 mod materialise;
 mod parts;
 mod stages;
+mod storage;
 mod time;
+mod weight;
 
 use crate::cost::Cluster;
 use crate::cut_stages::{CallCost, cut_stages};
@@ -34,6 +36,7 @@ use pcc_ir::{DType, Diagnostic, Entry, Func, FuncId, Mesh, Module, Op, Sharding,
 use stages::{EntryLowering, Lowered};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
+use storage::Storages;
 
 /// What lowering needs besides the module.
 pub struct LowerInput<'a> {
@@ -68,7 +71,8 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
     let local = input.local;
     let mut kernels = KernelTable::default();
     let mut constants = Vec::new();
-    let lowered = lower_functions(local, &mut kernels, &mut constants)?;
+    let storages = storage::choose(local);
+    let lowered = lower_functions(local, &storages, &mut kernels, &mut constants)?;
     let chains = chains(local)?;
     let cut = stage_cut(input, &lowered, &chains)?;
     let entries = local
@@ -81,7 +85,7 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
     let sharding = |s: &Option<Sharding>, what: &str| {
         s.clone().ok_or_else(|| Diagnostic::internal(format!("`{what}` was given no sharding")))
     };
-    let params = local.params.values().zip(input.sharded.params.values()).map(|(p, global)| {
+    let params = local.params.iter().zip(input.sharded.params.values()).map(|((id, p), global)| {
         let sharding = sharding(&global.sharding, &p.name)?;
         Ok(LocalParam {
             name: p.name.clone(),
@@ -89,6 +93,7 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
             ty: global.ty.clone(),
             sharding,
             stack: p.stack,
+            storage: storages.param(id),
         })
     });
     let states = local.states.values().zip(input.sharded.states.values()).map(|(s, global)| {
@@ -183,6 +188,7 @@ fn callees(func: &Func) -> Result<Vec<FuncId>, Diagnostic> {
 /// Lowers each function that some entry calls, once.
 fn lower_functions(
     local: &Module,
+    storages: &Storages,
     kernels: &mut KernelTable,
     constants: &mut Vec<ConstantData>,
 ) -> Result<Lowered, Diagnostic> {
@@ -201,7 +207,8 @@ fn lower_functions(
             }
             let func = &local.funcs[id];
             let pairs = in_place(local, &uses, id, func);
-            let (program, consts) = func::lower_func(func, &local.mesh, &pairs, kernels)?;
+            let (program, consts) =
+                func::lower_func(func, &local.mesh, &pairs, &storages.args(id, func), kernels)?;
             out.index.insert(id, out.programs.len() as u32);
             out.programs.push(program);
             out.constants.push(consts.into_iter().map(|c| intern_constant(constants, c)).collect());
@@ -230,7 +237,7 @@ fn add_copy(out: &mut Lowered, ty: &Type, mesh: &Mesh, kernels: &mut KernelTable
     let mut f = Func::new("copy");
     let v = f.arg(ty.clone(), "x");
     f.results.push(v);
-    let (program, _) = func::lower_func(&f, mesh, &[], kernels)?;
+    let (program, _) = func::lower_func(&f, mesh, &[], &[], kernels)?;
     out.copies.insert(bytes, out.programs.len() as u32);
     out.programs.push(program);
     out.constants.push(Vec::new());

@@ -188,7 +188,7 @@ fn scalars(op: &Op) -> Vec<Scalar> {
 }
 
 /// Instructions that results depend on.
-fn live(func: &Func) -> HashSet<usize> {
+pub(super) fn live(func: &Func) -> HashSet<usize> {
     let mut maker = vec![None; func.values.len()];
     for (at, inst) in func.insts.iter().enumerate() {
         inst.results.iter().for_each(|v| maker[v.as_u32() as usize] = Some(at));

@@ -7,14 +7,20 @@
 mod attention;
 mod exchange;
 mod kernel;
+mod panels;
+
+pub(super) use panels::reads;
 
 use super::expect::{Attends, Exchange, Expected, Product, RowKernel, expected};
 use super::fault;
 use super::footprint::Footprint;
 use super::memory::{Buffer, Roots};
 use pcc_ir::mesh::Mesh;
-use pcc_ir::program::{Base, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Loc, Matrix, Program};
-use pcc_ir::{Diagnostic, Func, Type, ValueId};
+use pcc_ir::program::{
+    Base, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Loc, Matrix, PackedMatrix, Program,
+};
+use pcc_ir::{DType, Diagnostic, Func, Type, ValueId};
+use std::collections::BTreeMap;
 
 /// Checks that `code` does what `func` says. Gives the constants that calls must bind, in order.
 pub(super) fn check(
@@ -23,7 +29,8 @@ pub(super) fn check(
     code: &FuncProgram,
 ) -> Result<Vec<ConstantData>, Diagnostic> {
     let expected = expected(func);
-    check_slots(func, code, &expected)?;
+    let packed = code.packed().map_err(|(at, why)| of_instr(func, code, at, format!("cannot run: {why}")))?;
+    check_slots(func, code, &expected, &packed)?;
     let mut run = Run::new(program, func, code, expected);
     for at in 0..code.instrs.len() {
         run.instr(at)?;
@@ -32,7 +39,12 @@ pub(super) fn check(
 }
 
 /// Slots are the arguments, results and listed constants of the function, with their sizes.
-fn check_slots(func: &Func, code: &FuncProgram, expected: &Expected<'_>) -> Result<(), Diagnostic> {
+fn check_slots(
+    func: &Func,
+    code: &FuncProgram,
+    expected: &Expected<'_>,
+    packed: &BTreeMap<u32, (PackedMatrix, DType)>,
+) -> Result<(), Diagnostic> {
     let wrong = |what: &str| fault::of_func(func, &format!("has a program that {what}"));
     if (code.args as usize, code.results as usize) != (func.args.len(), func.results.len()) {
         return Err(wrong("takes or gives another number of values"));
@@ -43,9 +55,15 @@ fn check_slots(func: &Func, code: &FuncProgram, expected: &Expected<'_>) -> Resu
         return Err(wrong(&format!("has {} slots, not {}", code.slot_bytes.len(), types.len())));
     }
     for (i, (&bytes, ty)) in code.slot_bytes.iter().zip(&types).enumerate() {
-        if bytes != ty.bytes() as u64 {
+        let form = packed.get(&(i as u32));
+        let size = form.map_or(ty.bytes() as u64, |(matrix, dtype)| matrix.bytes(*dtype));
+        let fits = form.is_none_or(|(matrix, dtype)| {
+            let elements = matrix.k.checked_mul(matrix.n);
+            elements == Some(ty.elements() as u64) && *dtype == ty.dtype
+        });
+        if bytes != size || !fits {
             let v = func.args.iter().chain(&func.results).nth(i);
-            let what = format!("has a slot of {bytes} bytes, not {}", ty.bytes());
+            let what = format!("has a slot of {bytes} bytes, not {size}");
             return Err(v.map_or_else(|| wrong(&what), |&v| fault::of_value(func, v, &what)));
         }
     }
@@ -60,6 +78,14 @@ fn check_slots(func: &Func, code: &FuncProgram, expected: &Expected<'_>) -> Resu
         }
     }
     Ok(())
+}
+
+/// A fault of instruction `at`.
+fn of_instr(func: &Func, code: &FuncProgram, at: usize, what: impl AsRef<str>) -> Diagnostic {
+    let note = code.instrs.get(at).and_then(|i| code.notes.get(i.note as usize));
+    let (place, name) = (note.map_or("", |n| n.what.as_str()), &func.name);
+    Diagnostic::check(format!("instruction {at} of function `{name}` (`{place}`) {}", what.as_ref()))
+        .at(format!("`{place}` in function `{name}`"))
 }
 
 struct Run<'a> {
@@ -116,14 +142,7 @@ impl<'a> Run<'a> {
 
     /// A fault of instruction `at`.
     fn wrong(&self, at: usize, what: impl AsRef<str>) -> Diagnostic {
-        let note = self.code.instrs.get(at).and_then(|i| self.code.notes.get(i.note as usize));
-        let place = note.map_or("", |n| n.what.as_str());
-        Diagnostic::check(format!(
-            "instruction {at} of function `{}` (`{place}`) {}",
-            self.func.name,
-            what.as_ref()
-        ))
-        .at(format!("`{place}` in function `{}`", self.func.name))
+        of_instr(self.func, self.code, at, what)
     }
 
     /// What messages call a buffer.
@@ -206,6 +225,7 @@ impl<'a> Run<'a> {
             InstrKind::Kernel(launch) => self.kernel(at, launch),
             InstrKind::Gemm(gemm) => self.gemm(at, gemm),
             InstrKind::Attention(call) => self.attention(at, call),
+            InstrKind::Rows(rows) => self.look_up(at, rows),
             InstrKind::Collective(call) => self.collective(at, call),
         }
     }
@@ -229,7 +249,10 @@ impl<'a> Run<'a> {
             g.batch.iter().map(|b| (i64::try_from(b.extent.full).unwrap_or(0), stride(b))).collect()
         };
         let a = self.matrix(at, &g.a, g.m.full, g.k.full, &batch(|b| b.a))?;
-        let b = self.matrix(at, &g.b, g.k.full, g.n.full, &batch(|b| b.b))?;
+        let b = match &g.packed {
+            Some(packed) => self.packed_factor(at, g, packed)?,
+            None => self.matrix(at, &g.b, g.k.full, g.n.full, &batch(|b| b.b))?,
+        };
         let c = self.matrix(at, &g.c, g.m.full, g.n.full, &batch(|b| b.c))?;
         let clash = |x: &Reach| x.buffer == c.buffer && x.at.meets(&c.at);
         if clash(&a) || clash(&b) {

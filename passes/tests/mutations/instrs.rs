@@ -2,7 +2,8 @@
 
 use super::{Kind, Mutant};
 use pcc_ir::program::{
-    AttentionCall, Base, CollectiveKind, FuncProgram, Gemm, InstrKind, Loc, Matrix, Program, Scalar,
+    AttentionCall, Base, CollectiveKind, FuncProgram, Gemm, InstrKind, Loc, LocalParam, Matrix, Program,
+    Scalar, Storage,
 };
 use pcc_ir::{Axis, AxisRef, ReduceKind};
 use pcc_passes::driver::Compiled;
@@ -12,6 +13,33 @@ pub const KINDS: &[Kind] = &[
         each(c, |f, i| {
             f.instrs.remove(i);
             true
+        })
+    }),
+    ("weight in another form", |c| params(c, |p| p.storage = Storage::Dense)),
+    ("weight in panels over other dims", |c| {
+        params(c, |p| {
+            if let Storage::Panels { k, n } = &mut p.storage {
+                std::mem::swap(k, n);
+            }
+        })
+    }),
+    ("product with panels of another matrix", |c| {
+        gemms(c, |g| match &mut g.packed {
+            Some(packed) => {
+                std::mem::swap(&mut packed.k, &mut packed.n);
+                packed.k != packed.n
+            }
+            None => false,
+        })
+    }),
+    ("product that reads panels as dense memory", |c| gemms(c, |g| g.packed.take().is_some())),
+    ("rows of another piece of a table", |c| {
+        each(c, |f, i| match &mut f.instrs[i].kind {
+            InstrKind::Rows(r) => {
+                r.base = Scalar::Const(1);
+                true
+            }
+            _ => false,
         })
     }),
     ("collective made twice", |c| {
@@ -242,6 +270,17 @@ fn funcs(c: &Compiled, change: impl Fn(&mut FuncProgram) -> bool) -> Vec<Mutant>
     mutants
 }
 
+/// A mutant for each parameter that is changed.
+fn params(c: &Compiled, change: impl Fn(&mut LocalParam)) -> Vec<Mutant> {
+    let mutant = |i: usize| {
+        let mut compiled = c.clone();
+        change(&mut compiled.program.params[i]);
+        let names = c.local.funcs.values().map(|f| f.name.clone()).collect();
+        (compiled.program != c.program).then_some(Mutant { compiled, names })
+    };
+    (0..c.program.params.len()).filter_map(mutant).collect()
+}
+
 fn each(c: &Compiled, change: impl Fn(&mut FuncProgram, usize) -> bool) -> Vec<Mutant> {
     let most = c.program.funcs.iter().map(|f| f.instrs.len()).max().unwrap_or(0);
     (0..most).flat_map(|i| funcs(c, |f| i < f.instrs.len() && change(f, i))).collect()
@@ -274,6 +313,7 @@ fn addresses<'a>(kind: &'a mut InstrKind, p: &Program) -> Vec<(&'a mut Loc, bool
             let read = read.chain(&mut a.q_pos).chain(&mut a.slopes).map(|v| (&mut v.loc, false));
             read.chain([(&mut a.out.loc, true)]).chain(a.scratch.iter_mut().map(|l| (l, true))).collect()
         }
+        InstrKind::Rows(r) => vec![(&mut r.table, false), (&mut r.indices, false), (&mut r.out, true)],
         InstrKind::Collective(c) => vec![(&mut c.src, false), (&mut c.dst, true)],
     }
 }

@@ -7,11 +7,12 @@ use super::{Run, Shared, Worker, lock};
 use crate::attention::Attention;
 use crate::kernels::{FEW_ACCESSES, KernelCall};
 use crate::machine::Binding;
+use crate::product::rows::{self, LookUp};
 use crate::product::{self, Product, Shape};
 use crate::trace::NO_INSTR;
 use pcc_ir::Sizes;
 use pcc_ir::kernel_check::MAX_RANK;
-use pcc_ir::program::{CollectiveCall, InstrKind, Launch, Slot, Step};
+use pcc_ir::program::{CollectiveCall, InstrKind, Launch, Rows, Scalar, Slot, Step};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
@@ -80,7 +81,7 @@ impl Shared {
                 Step::Send { .. } | Step::Recv { .. } => {
                     let started = worker.clock.start();
                     let waits = self.pass_message(run, number, micro_batch, step, current);
-                    worker.record(started, run, number, device.counter, NO_INSTR, false);
+                    worker.record(started, run, number, device.counter, NO_INSTR);
                     waits
                 }
             };
@@ -152,9 +153,15 @@ impl Shared {
                     attention.finish();
                     true
                 }
+                InstrKind::Rows(rows) => {
+                    let parts = rows::parts(binding.extents(counter.instr)(&rows.count));
+                    let run = |part| run_rows(rows, counter.instr, &binding, part);
+                    self.in_parts(parts > 1, worker.number, job(parts), run);
+                    true
+                }
                 InstrKind::Collective(call) => self.meet(counter.instr, call, &binding, worker.number, job),
             };
-            worker.record(started, run, binding.device, counter, counter.instr as u32, !released);
+            worker.record(started, run, binding.device, counter, counter.instr as u32);
             // A device that waits for its group goes on behind the collective.
             device.counter.instr += 1;
             if !released {
@@ -325,6 +332,7 @@ impl Shared {
                 run_product(&Shape::new(gemm, binding.extents(job.instr)), &binding, part);
             }
             Some(InstrKind::Attention(call)) => Attention::bind(call, &binding, job.instr).run_part(part),
+            Some(InstrKind::Rows(rows)) => run_rows(rows, job.instr, &binding, part),
             Some(InstrKind::Collective(call)) => {
                 self.exchange(job.instr, call, binding).run_part(part);
             }
@@ -369,4 +377,12 @@ fn rows_of_part(rows: i64, parts: usize, part: usize) -> Range<i64> {
 fn run_product(gemm: &Shape, binding: &Binding<'_>, part: usize) {
     let [a, b, c] = [&gemm.a, &gemm.b, &gemm.c].map(|m| binding.operand(&m.loc));
     Product { gemm, a, b, c }.run_part(part);
+}
+
+fn run_rows(rows: &Rows, instr: usize, binding: &Binding<'_>, part: usize) {
+    let position = binding.device % binding.machine.layout.stage_devices();
+    let on = |s: &Scalar| s.on(&binding.machine.program.mesh, position);
+    let [table, indices, out] = [&rows.table, &rows.indices, &rows.out].map(|loc| binding.operand(loc));
+    let count = binding.extents(instr)(&rows.count);
+    LookUp { rows, count, table, indices, out, base: on(&rows.base), valid: on(&rows.valid) }.run_part(part);
 }

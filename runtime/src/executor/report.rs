@@ -94,6 +94,7 @@ fn kind(instr: &Instr) -> &'static str {
         InstrKind::Kernel(_) => "kernel",
         InstrKind::Gemm(_) => "product",
         InstrKind::Attention(_) => "attention",
+        InstrKind::Rows(_) => "look-up",
         InstrKind::Collective(call) => call.kind.name(),
     }
 }

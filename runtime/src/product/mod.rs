@@ -5,8 +5,10 @@
 
 mod double;
 mod few_rows;
+pub(crate) mod load;
 mod packing;
 pub(crate) mod panels;
+pub(crate) mod rows;
 mod shape;
 mod widen;
 
@@ -14,7 +16,7 @@ pub(crate) use shape::Shape;
 
 use crate::kernels::Operand;
 use pcc_ir::DType;
-use pcc_ir::program::Matrix;
+use pcc_ir::program::{Matrix, PackedMatrix};
 use std::ops::Range;
 
 /// Work in one part, at least: 40 microseconds at 250 GFLOP/s, well above handing a part over.
@@ -23,7 +25,14 @@ const PART_FLOPS: f64 = 1e7;
 const PART_EXTENT: u64 = 256;
 /// Bytes of the matrix that a part of a product with few rows reads, at least.
 const PART_BYTES: u64 = 1 << 18;
-/// Such a product has this many parts at most, unless each still reads [`LONG_RUN`] adjacent elements of every row.
+/// Most parts of a product with a packed matrix.
+const MOST_PARTS: u64 = 64;
+/// Rows and panels in a part of such a product, at least, where it is not bound by reading.
+const PART_ROWS: u64 = 56;
+const PART_PANELS: u64 = 4;
+/// A packed matrix that a third-level cache holds.
+const CACHED_BYTES: u64 = 8 << 20;
+/// A product with few rows of a matrix as it lies has this many parts at most, unless each still reads [`LONG_RUN`] adjacent elements of every row.
 const FEW_PARTS: u64 = 4;
 const LONG_RUN: u64 = 2048;
 /// Most rows computed by the loops for few rows.
@@ -83,6 +92,9 @@ fn batches(g: &Shape) -> u64 {
 }
 
 fn cut(g: &Shape) -> Cut {
+    if g.packed.is_some() {
+        return cut_packed(g);
+    }
     let flops = 2.0 * g.m as f64 * g.n as f64 * g.k as f64;
     if flops < PART_FLOPS && g.m.min(g.n) > FEW {
         let batches = (PART_FLOPS / flops.max(1.0)).clamp(1.0, 1e6) as u64;
@@ -108,6 +120,26 @@ fn cut(g: &Shape) -> Cut {
         Cut { batches: 1, m: g.m, n: extent }
     } else {
         Cut { batches: 1, m: extent, n: g.n.max(1) }
+    }
+}
+
+/// Many rows are cut into rows, all of which read b from a cache; else columns are cut, and b is read once.
+fn cut_packed(g: &Shape) -> Cut {
+    let panel = panels::WIDTH as u64;
+    let bytes = g.k.saturating_mul(g.n).saturating_mul(g.b.dtype.bytes() as u64);
+    let flops = 2.0 * g.m as f64 * g.n as f64 * g.k as f64;
+    let worth = ((flops / PART_FLOPS) as u64).max(bytes / PART_BYTES).min(MOST_PARTS);
+    // An even number of equal parts, so that two workers finish together.
+    let pieces = |extent: u64, least: u64| match worth.min(extent / least) {
+        0 | 1 => 1,
+        n => n / 2 * 2,
+    };
+    if g.m >= 2 * PART_ROWS && bytes <= CACHED_BYTES {
+        Cut { batches: 1, m: g.m.div_ceil(pieces(g.m, PART_ROWS)), n: g.n.max(1) }
+    } else {
+        let panels = g.n.div_ceil(panel);
+        let least = if g.m <= FEW { 1 } else { PART_PANELS };
+        Cut { batches: 1, m: g.m.max(1), n: panels.div_ceil(pieces(panels, least)).max(1) * panel }
     }
 }
 
@@ -142,6 +174,10 @@ impl Product<'_> {
             at = [at[0] + index * dim.a, at[1] + index * dim.b, at[2] + index * dim.c];
         }
         let (i, j) = (rows.start as i64, cols.start as i64);
+        if let Some(packed) = &g.packed {
+            // SAFETY: validation checked the operands, and that b's buffer is all of the panels.
+            return unsafe { self.run_packed(packed, at, rows, cols) };
+        }
         let tile = Tile {
             m: (rows.end - rows.start) as usize,
             n: (cols.end - cols.start) as usize,
@@ -155,6 +191,33 @@ impl Product<'_> {
         // SAFETY: validation checked that every element the strides reach lies in the operands' buffers, aligned; a tile is a
         // subset of the product; the executor lets no one else at its part of c.
         unsafe { run(tile) };
+    }
+}
+
+impl Product<'_> {
+    /// # Safety
+    /// As [`run`]; b's buffer holds the panels of the matrix; `cols` starts with a panel.
+    unsafe fn run_packed(&self, packed: &PackedMatrix, at: [i64; 3], rows: Range<u64>, cols: Range<u64>) {
+        let g = self.gemm;
+        let Some(element) = packing::element([g.a.dtype, g.b.dtype, g.c.dtype]) else { return };
+        let panel = (packed.k as usize).div_ceil(element.per_unit()) * panels::WIDTH;
+        let first = cols.start as usize / panels::WIDTH * panel;
+        let start = self.b.window.as_ptr().wrapping_add(self.b.offset).cast::<u32>();
+        let (i, j) = (rows.start as i64, cols.start as i64);
+        let task = panels::Task {
+            m: (rows.end - rows.start) as usize,
+            n: (cols.end - cols.start) as usize,
+            k: g.k as usize,
+            element,
+            a: packing::term(&side(&g.a, &self.a, at[0] + i * g.a.row)),
+            b: start.wrapping_add(first),
+            panel,
+            c: packing::term(&side(&g.c, &self.c, at[2] + i * g.c.row + j * g.c.col)),
+            alpha: g.alpha as f32,
+            accumulate: g.accumulate,
+        };
+        // SAFETY: the caller's promise; a task is a subset of the product.
+        unsafe { panels::multiply(&task) };
     }
 }
 

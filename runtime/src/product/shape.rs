@@ -1,7 +1,7 @@
 //! A product as one run has it: its extents resolved, loops that step alike joined.
 
 use pcc_ir::Extent;
-use pcc_ir::program::{Gemm, Matrix};
+use pcc_ir::program::{Gemm, Matrix, PackedMatrix};
 
 /// [`Gemm`] in numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +16,8 @@ pub(crate) struct Shape {
     /// Outer loops.
     pub(crate) batch: Vec<Loop>,
     pub(crate) accumulate: bool,
+    /// b is all of a parameter in panels.
+    pub(crate) packed: Option<PackedMatrix>,
 }
 
 /// An outer loop: extent, and strides of a, b and c in elements.
@@ -42,6 +44,7 @@ impl Shape {
             c: g.c,
             batch: loops.filter(|l| l.extent != 1).collect(),
             accumulate: g.accumulate,
+            packed: g.packed,
         };
         shape.join();
         shape
@@ -67,8 +70,11 @@ impl Shape {
     }
 
     fn join_columns(&mut self, l: Loop) -> bool {
-        let joined =
-            if l.a == 0 { step((self.n, self.b.col, self.c.col), (l.extent, l.b, l.c)) } else { None };
+        let joined = if l.a == 0 && self.packed.is_none() {
+            step((self.n, self.b.col, self.c.col), (l.extent, l.b, l.c))
+        } else {
+            None
+        };
         if let Some((extent, b, c)) = joined {
             (self.n, self.b.col, self.c.col) = (extent, b, c);
         }

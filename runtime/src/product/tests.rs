@@ -73,6 +73,7 @@ fn gemm(m: u64, n: u64, k: u64) -> Shape {
         c: matrix(f, n as i64, 1),
         batch: vec![],
         accumulate: false,
+        packed: None,
     }
 }
 
@@ -145,6 +146,7 @@ fn loops_join_when_the_clipped_rows_are_all_there() {
         c: matrix(f, 9, 1),
         batch: vec![BatchDim { extent: 4.into(), a: 30, b: 0, c: 54 }],
         accumulate: false,
+        packed: None,
     };
     let at = |m: u64| Shape::new(&g, |e| if e.clip.is_some() { m } else { e.full });
     assert_eq!((at(6).m, at(6).batch.len()), (24, 0));

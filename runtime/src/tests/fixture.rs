@@ -102,7 +102,8 @@ pub(crate) fn program(
 
 pub(crate) fn param(name: &str, shape: &[usize], sharding: Sharding) -> LocalParam {
     let source = ParamSource::random(shape, 5, name, 0.5);
-    LocalParam { name: name.into(), source, ty: Type::f32(shape), sharding, stack: None }
+    let ty = Type::f32(shape);
+    LocalParam { name: name.into(), source, ty, sharding, stack: None, storage: Storage::Dense }
 }
 
 /// All values of a parameter, as its source defines them.
@@ -126,6 +127,7 @@ pub(crate) fn gemm(m: u64, n: u64, k: u64, a: Loc, b: Loc, c: Loc) -> InstrKind 
         c: matrix(c, n),
         batch: vec![],
         accumulate: false,
+        packed: None,
     })
 }
 

@@ -7,4 +7,5 @@ mod collectives;
 mod failures;
 mod generation;
 mod hostile;
+mod panels;
 mod pipelines;

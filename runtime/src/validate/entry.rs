@@ -3,21 +3,27 @@
 use super::{LARGEST, check_placed, damaged, require};
 use crate::layout::local_bytes;
 use crate::memory::ALIGN;
+use pcc_ir::DType;
 use pcc_ir::Diagnostic;
-use pcc_ir::program::{EntryProgram, IoSpec, Program, Slot, StageProgram, Step};
-use std::collections::{HashMap, HashSet};
+use pcc_ir::program::{EntryProgram, IoSpec, LocalParam, PackedMatrix, Program, Slot, StageProgram, Step};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// Of each function: the arguments it takes in panels.
+type Packed = [BTreeMap<u32, (PackedMatrix, DType)>];
 
 pub(super) fn check_all(program: &Program) -> Result<(), Diagnostic> {
     let mut names = HashSet::new();
+    // The functions were checked before.
+    let packed: Vec<_> = program.funcs.iter().map(|f| f.packed().unwrap_or_default()).collect();
     for entry in &program.entries {
         let place = format!("entry `{}`", entry.name);
         require(names.insert(&entry.name), &place, || "there are two".to_owned())?;
-        check(program, entry, &place)?;
+        check(program, &packed, entry, &place)?;
     }
     Ok(())
 }
 
-fn check(program: &Program, entry: &EntryProgram, place: &str) -> Result<(), Diagnostic> {
+fn check(program: &Program, packed: &Packed, entry: &EntryProgram, place: &str) -> Result<(), Diagnostic> {
     for (kind, specs) in [("input", &entry.inputs), ("output", &entry.outputs)] {
         let mut names = HashSet::new();
         for spec in specs {
@@ -34,7 +40,7 @@ fn check(program: &Program, entry: &EntryProgram, place: &str) -> Result<(), Dia
         let place = format!("{place}, stage {number}");
         require(stage.arena_bytes < LARGEST, &place, || "its arena is too large".to_owned())?;
         for (i, step) in stage.steps.iter().enumerate() {
-            let slots = Slots { program, entry, stage };
+            let slots = Slots { program, packed, entry, stage };
             check_step(&slots, number, step, &mut made)
                 .map_err(|why| damaged(&format!("{place}, steps[{i}]"), why))?;
         }
@@ -63,6 +69,7 @@ fn check_spec(program: &Program, spec: &IoSpec, place: &str) -> Result<(), Diagn
 /// What slots of a stage may name.
 struct Slots<'a> {
     program: &'a Program,
+    packed: &'a Packed,
     entry: &'a EntryProgram,
     stage: &'a StageProgram,
 }
@@ -70,7 +77,7 @@ struct Slots<'a> {
 impl Slots<'_> {
     /// Checks that a slot's buffer has `bytes` bytes.
     fn check(&self, slot: Slot, bytes: u64) -> Result<(), String> {
-        let param = |i: u32| self.program.params.get(i as usize).map(|p| local_bytes(&p.sharding, &p.ty));
+        let param = |i: u32| self.program.params.get(i as usize).map(LocalParam::local_bytes);
         let state = |i: u32| self.program.states.get(i as usize).map(|s| local_bytes(&s.sharding, &s.ty));
         let io = |specs: &[IoSpec], i: u32| specs.get(i as usize).map(|s| local_bytes(&s.sharding, &s.ty));
         let held = match slot {
@@ -90,6 +97,26 @@ impl Slots<'_> {
     }
 }
 
+impl Slots<'_> {
+    /// Checks that what a function takes in panels is a parameter held in panels of the same matrix, and nothing else is.
+    fn check_forms(&self, func: usize, bound: &[Slot]) -> Result<(), String> {
+        for (i, &slot) in bound.iter().enumerate() {
+            let param = match slot {
+                Slot::Param(p) => self.program.params.get(p as usize),
+                _ => None,
+            };
+            let held = param.and_then(|p| {
+                let local = p.sharding.local_type(&p.ty);
+                p.storage.matrix(&local.shape).map(|m| (m, local.dtype))
+            });
+            if held.as_ref() != self.packed[func].get(&(i as u32)) {
+                return Err(format!("{slot:?} is not held in the form in which slot {i} is read"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Checks a step; notes outputs that it makes.
 fn check_step(slots: &Slots<'_>, stage: usize, step: &Step, made: &mut HashSet<usize>) -> Result<(), String> {
     let mut writes = |slot: Slot| match slot {
@@ -101,9 +128,9 @@ fn check_step(slots: &Slots<'_>, stage: usize, step: &Step, made: &mut HashSet<u
         Slot::State(_) | Slot::Value(_) => Ok(()),
     };
     match step {
-        Step::Call { func, slots: bound, .. } => {
-            let Some(func) = slots.program.funcs.get(*func as usize) else {
-                return Err(format!("there is no function {func}"));
+        Step::Call { func: index, slots: bound, .. } => {
+            let Some(func) = slots.program.funcs.get(*index as usize) else {
+                return Err(format!("there is no function {index}"));
             };
             if bound.len() != func.slot_bytes.len() {
                 return Err(format!(
@@ -116,6 +143,7 @@ fn check_step(slots: &Slots<'_>, stage: usize, step: &Step, made: &mut HashSet<u
             for (&slot, &bytes) in bound.iter().zip(&func.slot_bytes) {
                 slots.check(slot, bytes)?;
             }
+            slots.check_forms(*index as usize, bound)?;
             let first = func.args as usize;
             bound[first..first + func.results as usize].iter().try_for_each(|&slot| writes(slot))?;
             for &(arg, result) in &func.in_place {

@@ -5,7 +5,8 @@ use super::{DIMS, LARGEST, check_axes};
 use pcc_ir::kernel::{Kernel, Lane, Node};
 use pcc_ir::mesh::group_size;
 use pcc_ir::program::{
-    Base, CollectiveCall, CollectiveKind, FuncProgram, Gemm, InstrKind, Launch, Loc, Matrix, Program, Scalar,
+    Base, CollectiveCall, CollectiveKind, FuncProgram, Gemm, InstrKind, Launch, Loc, Matrix, PackedMatrix,
+    Program, Rows, Scalar,
 };
 use pcc_ir::sharding::local_extent;
 use pcc_ir::{Clip, DType, Mesh};
@@ -19,6 +20,7 @@ pub(super) fn check(program: &Program, func: &FuncProgram, kind: &InstrKind) -> 
         InstrKind::Kernel(launch) => check_launch(program, func, launch),
         InstrKind::Gemm(gemm) => check_gemm(func, gemm),
         InstrKind::Attention(call) => super::attention::check(func, call),
+        InstrKind::Rows(rows) => check_rows(&program.mesh, func, rows),
         InstrKind::Collective(call) => check_collective(&program.mesh, func, call),
     }
 }
@@ -187,6 +189,9 @@ fn check_gemm(func: &FuncProgram, g: &Gemm) -> Result<(), String> {
     if types != [DType::F64; 3] && !types.iter().all(half_or_single) {
         return Err(format!("there is no product of {} and {} into {}", types[0], types[1], types[2]));
     }
+    if let Some(packed) = &g.packed {
+        check_packed_factor(func, g, packed)?;
+    }
     if m == 0 || n == 0 {
         return Ok(());
     }
@@ -213,6 +218,57 @@ fn check_gemm(func: &FuncProgram, g: &Gemm) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The b of a product, in panels.
+fn check_packed_factor(func: &FuncProgram, g: &Gemm, packed: &PackedMatrix) -> Result<(), String> {
+    let types = [g.a.dtype, g.b.dtype, g.c.dtype];
+    let known = matches!(
+        types,
+        [DType::F32, DType::F32, DType::F32] | [DType::BF16, DType::BF16, DType::F32 | DType::BF16]
+    );
+    if !known {
+        return Err(format!(
+            "there is no product of {} and {} in panels into {}",
+            types[0], types[1], types[2]
+        ));
+    }
+    let still = g.b.row == 0 && g.b.col == 0 && g.batch.iter().all(|d| d.b == 0);
+    if !still || (g.k.full, g.n.full) != (packed.k, packed.n) {
+        return Err(format!("extents {} {} or strides do not fit panels of {packed:?}", g.k.full, g.n.full));
+    }
+    check_panels(func, &g.b.loc, g.b.dtype, packed)
+}
+
+/// A whole argument in panels.
+fn check_panels(func: &FuncProgram, loc: &Loc, dtype: DType, packed: &PackedMatrix) -> Result<(), String> {
+    let (bytes, held) = (packed.bytes(dtype), buffer(func, loc, false)?);
+    match bytes == held && packed.k < LARGEST && packed.n < LARGEST {
+        true => Ok(()),
+        false => Err(format!("panels of {packed:?} take {bytes} bytes, the buffer has {held}")),
+    }
+}
+
+fn check_rows(mesh: &Mesh, func: &FuncProgram, r: &Rows) -> Result<(), String> {
+    if !matches!(r.dtype, DType::F32 | DType::BF16) {
+        return Err(format!("there are no rows of {} in panels", r.dtype));
+    }
+    check_panels(func, &r.table, r.dtype, &r.packed)?;
+    check_scalar(mesh, &r.base)?;
+    check_scalar(mesh, &r.valid)?;
+    let count = r.count.full;
+    let elements = count.checked_mul(r.packed.k).filter(|&n| n > 0 && n < LARGEST);
+    let Some(elements) = elements else {
+        return Err(format!("{count} rows of {} elements", r.packed.k));
+    };
+    let dense = |n: u64| Reach::POINT.along(n.into(), 1);
+    let indices =
+        span(func, &r.indices, false, DType::I32, dense(count)).map_err(|w| format!("indices: {w}"))?;
+    let out = span(func, &r.out, true, r.dtype, dense(elements)).map_err(|w| format!("result: {w}"))?;
+    match overlap(func, (&r.indices, &indices), (&r.out, &out)) {
+        true => Err("indices and result overlap".to_owned()),
+        false => Ok(()),
+    }
 }
 
 fn check_collective(mesh: &Mesh, func: &FuncProgram, call: &CollectiveCall) -> Result<(), String> {

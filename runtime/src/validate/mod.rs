@@ -45,6 +45,7 @@ pub(crate) fn check(program: &Program) -> Result<(), Diagnostic> {
         let place = format!("params[{i}] `{}`", param.name);
         check_placed(mesh, &param.ty, &param.sharding, &place)?;
         param.source.validate().map_err(|d| damaged(&place, d.to_string()))?;
+        param.storage.check(&param.ty).map_err(|why| damaged(&place, why))?;
         require(param.source.shape == param.ty.shape, &place, || {
             format!("its source has shape {:?}, it has {:?}", param.source.shape, param.ty.shape)
         })?;
@@ -130,6 +131,7 @@ fn check_func(program: &Program, func: &FuncProgram, place: &str) -> Result<(), 
         let paired = arg < func.args && (func.args..fixed as u32).contains(&result);
         require(paired, place, || format!("slots {arg} and {result} are no argument and result"))?;
     }
+    func.packed().map_err(|(at, why)| damaged(&format!("{place}, instrs[{at}]"), why))?;
     for (i, instr) in func.instrs.iter().enumerate() {
         let place = format!("{place}, instrs[{i}]");
         require((instr.note as usize) < func.notes.len(), &place, || {

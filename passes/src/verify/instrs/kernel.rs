@@ -68,20 +68,24 @@ impl<'a> Run<'a> {
 
     /// Scalars that differ from device to device are those that some op of the function needs.
     fn scalars(&mut self, at: usize, launch: &Launch) -> Result<(), Diagnostic> {
-        for scalar in launch.scalars.iter().filter(|s| !matches!(s, Scalar::Const(_))) {
-            let mut wanted = false;
-            for ((s, _), known) in self.expected.scalars.iter().zip(&mut self.known) {
-                if s == scalar {
-                    (*known, wanted) = (true, true);
-                }
-            }
-            if !wanted {
-                return Err(
-                    self.wrong(at, format!("works on a piece of its device that no op has: {scalar:?}"))
-                );
+        let mut scalars = launch.scalars.iter().filter(|s| !matches!(s, Scalar::Const(_)));
+        scalars.try_for_each(|scalar| self.known_scalar(at, scalar))
+    }
+
+    /// A scalar that differs from device to device is one that some op of the function needs.
+    pub(super) fn known_scalar(&mut self, at: usize, scalar: &Scalar) -> Result<(), Diagnostic> {
+        let mut wanted = false;
+        for ((s, _), known) in self.expected.scalars.iter().zip(&mut self.known) {
+            if s == scalar {
+                (*known, wanted) = (true, true);
             }
         }
-        Ok(())
+        match wanted {
+            true => Ok(()),
+            false => {
+                Err(self.wrong(at, format!("works on a piece of its device that no op has: {scalar:?}")))
+            }
+        }
     }
 
     /// The box of an access, with one more step where it is indexed at run time.

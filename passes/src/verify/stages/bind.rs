@@ -1,9 +1,11 @@
 //! One call: the function that is next in the chain, its slots the values it takes and gives.
 
+use super::super::fault;
+use super::super::instrs::reads;
 use super::{Held, Number, Place, Proofs, Walk, overlap};
-use pcc_ir::program::{FuncProgram, IoSpec, Program, Slot};
+use pcc_ir::program::{FuncProgram, IoSpec, LocalParam, PackedMatrix, Program, Slot, Storage};
 use pcc_ir::repeat::ChainCall;
-use pcc_ir::{Diagnostic, Type};
+use pcc_ir::{DType, Diagnostic, FuncId, Type};
 
 impl<'a> Walk<'a> {
     pub(super) fn call(
@@ -55,6 +57,8 @@ impl<'a> Walk<'a> {
             if !self.holds(held, slot, v) {
                 return Err(self.misbound(place, held, call, (i, v, slot)));
             }
+            let taken = proofs.packed(index, code, i);
+            self.check_form(place, id, (i, slot), taken)?;
         }
         for (k, &slot) in slots.iter().skip(args + code.results as usize).enumerate() {
             let right = matches!(slot, Slot::Const(c) if proofs.constant((id, index), k, c));
@@ -66,6 +70,35 @@ impl<'a> Walk<'a> {
             }
         }
         self.results(place, held, code, (call, slots))
+    }
+
+    fn param(&self, slot: Slot) -> Option<&'a LocalParam> {
+        let Slot::Param(number) = slot else { return None };
+        let (row, _) = self.tables.params.origin(number)?;
+        self.program.params.get(row as usize)
+    }
+
+    /// A parameter is held in the form in which the function takes it, and that is what the function's ops read.
+    fn check_form(
+        &self,
+        place: &Place<'_>,
+        id: FuncId,
+        (i, slot): (usize, Slot),
+        taken: Option<(PackedMatrix, DType)>,
+    ) -> Result<(), Diagnostic> {
+        let callee = &self.local.funcs[id];
+        let arg = callee.args[i];
+        let param = self.param(slot);
+        let ty = callee.ty(arg);
+        let held = param.and_then(|p| Some((p.storage.matrix(&ty.shape)?, ty.dtype)));
+        let sound = param.is_none_or(|p| p.storage.check(&p.ty).is_ok() && reads(callee, arg, &p.storage));
+        if held == taken && sound {
+            return Ok(());
+        }
+        let name = fault::value(callee, arg);
+        let bound = self.describe(slot);
+        Err(place
+            .wrong(format!("binds {name} of `{}` to {bound}, which is held in another form", callee.name)))
     }
 
     /// Layers are numbered along the chain.
@@ -193,6 +226,9 @@ impl<'a> Walk<'a> {
         let value = self.content(place, held, from, &|| format!("a copy where {}", self.next_made()))?;
         let name = self.name(value);
         let ty = self.func.ty(self.chain.origins[value as usize]);
+        if self.param(from).is_some_and(|p| p.storage != Storage::Dense) {
+            return Err(place.wrong(format!("copies {name}, which is held in panels, as if it were dense")));
+        }
         if !proofs.is_copy(index, code, ty) {
             let next = self.chain.calls.get(self.next_call).map(|c| c.func);
             if let Some(id) = next.filter(|&id| self.local.funcs[id].name == code.name)

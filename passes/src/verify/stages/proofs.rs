@@ -1,9 +1,9 @@
 //! Checks of instruction lists, each made once.
 
 use super::super::instrs;
-use pcc_ir::program::{ConstantData, FuncProgram, Program};
-use pcc_ir::{Diagnostic, Func, FuncId, Module, Type};
-use std::collections::HashMap;
+use pcc_ir::program::{ConstantData, FuncProgram, PackedMatrix, Program};
+use pcc_ir::{DType, Diagnostic, Func, FuncId, Module, Type};
+use std::collections::{BTreeMap, HashMap};
 
 /// Which instruction lists have been checked against which functions.
 pub(super) struct Proofs<'a> {
@@ -12,13 +12,22 @@ pub(super) struct Proofs<'a> {
     /// Listed constants that calls of the pair must bind.
     calls: HashMap<(FuncId, u32), Result<Vec<ConstantData>, Diagnostic>>,
     copies: HashMap<u32, bool>,
+    /// Arguments that each instruction list takes in panels.
+    packed: HashMap<u32, BTreeMap<u32, (PackedMatrix, DType)>>,
     /// Whether a constant of the program is the one that a pair's slot wants.
     tables: HashMap<(FuncId, u32, usize, u32), bool>,
 }
 
 impl<'a> Proofs<'a> {
     pub(super) fn new(local: &'a Module, program: &'a Program) -> Self {
-        Self { local, program, calls: HashMap::new(), copies: HashMap::new(), tables: HashMap::new() }
+        Self {
+            local,
+            program,
+            calls: HashMap::new(),
+            copies: HashMap::new(),
+            packed: HashMap::new(),
+            tables: HashMap::new(),
+        }
     }
 
     pub(super) fn call(
@@ -29,6 +38,17 @@ impl<'a> Proofs<'a> {
     ) -> &Result<Vec<ConstantData>, Diagnostic> {
         let (local, program) = (self.local, self.program);
         self.calls.entry((id, index)).or_insert_with(|| instrs::check(program, &local.funcs[id], code))
+    }
+
+    /// How argument `i` is taken, if in panels.
+    pub(super) fn packed(
+        &mut self,
+        index: u32,
+        code: &FuncProgram,
+        i: usize,
+    ) -> Option<(PackedMatrix, DType)> {
+        let of = self.packed.entry(index).or_insert_with(|| code.packed().unwrap_or_default());
+        of.get(&(i as u32)).copied()
     }
 
     /// Whether a function of the program only copies its argument, of this type.

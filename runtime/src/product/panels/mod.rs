@@ -14,7 +14,7 @@ mod pack;
 mod scalar;
 pub(crate) mod task;
 
-pub(crate) use pack::{Place, pack, units};
+pub(crate) use pack::{Place, Rounded, pack, units};
 pub(crate) use task::{Task, Term, multiply};
 
 /// Columns of a panel.

@@ -45,6 +45,19 @@ impl Packed for bf16 {
     }
 }
 
+/// An f32 that is rounded to bf16.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Rounded(f32);
+
+impl Packed for Rounded {
+    type Held = bf16;
+    const ELEMENT: Element = Element::Bf16;
+    fn held(self) -> bf16 {
+        bf16::from_f32(self.0)
+    }
+}
+
 /// Packs the elements at `rows` (indices along k) and `columns` (along n); the rest of the panels is left alone.
 ///
 /// # Safety

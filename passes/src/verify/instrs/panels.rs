@@ -1,0 +1,79 @@
+//! Parameters in panels: products with them, and rows looked up in them. Instructions only know the extents of such a matrix; whether
+//! the parameter's form is the one that the ops read is asked for each call ([`reads`]).
+
+use super::super::expect::live;
+use super::super::footprint::Footprint;
+use super::{Reach, Run};
+use pcc_ir::program::{Gemm, Loc, PackedMatrix, Rows, Scalar, Storage};
+use pcc_ir::{DType, Diagnostic, Func, Op, ValueId};
+
+/// Whether the ops that use argument `v` read it as the matrix that `storage` makes of it.
+pub(in super::super) fn reads(func: &Func, v: ValueId, storage: &Storage) -> bool {
+    let Storage::Panels { k, n } = storage else { return true };
+    let live = live(func);
+    let uses = func.insts.iter().enumerate().filter(|(at, inst)| live.contains(at) && inst.args.contains(&v));
+    let mut uses = uses.map(|(_, inst)| inst);
+    !func.results.contains(&v)
+        && uses.all(|inst| match &inst.op {
+            Op::DotGeneral(dot) => {
+                let left = inst.args[0] == v;
+                let mut contracted = if left { dot.lhs_contract.clone() } else { dot.rhs_contract.clone() };
+                contracted.sort_unstable();
+                inst.args[0] != inst.args[1] && dot.lhs_batch.is_empty() && contracted == *k
+            }
+            Op::Gather(g) => g.batch == 0 && inst.args[0] == v && inst.args[1] != v && *n == [0],
+            _ => false,
+        })
+}
+
+impl<'a> Run<'a> {
+    /// All of an argument in panels.
+    fn panels(&self, at: usize, loc: Loc, packed: &PackedMatrix, dtype: DType) -> Result<Reach, Diagnostic> {
+        let buffer = self.buffer(at, loc)?;
+        let bytes = self.buffers[buffer].bytes();
+        match packed.bytes(dtype) == bytes {
+            true => Ok(Reach { buffer, at: Footprint { start: 0, end: bytes, bytes } }),
+            false => Err(self.wrong(at, format!("reads panels of {packed:?} where there are {bytes} bytes"))),
+        }
+    }
+
+    /// The right side of a product with a parameter in panels.
+    pub(super) fn packed_factor(
+        &self,
+        at: usize,
+        g: &Gemm,
+        packed: &PackedMatrix,
+    ) -> Result<Reach, Diagnostic> {
+        let still = g.b.row == 0 && g.b.col == 0 && g.batch.iter().all(|d| d.b == 0);
+        if !still || (g.k.full, g.n.full) != (packed.k, packed.n) {
+            return Err(self.wrong(at, format!("does not multiply with the whole of panels of {packed:?}")));
+        }
+        self.panels(at, g.b.loc, packed, g.b.dtype)
+    }
+
+    pub(super) fn look_up(&mut self, at: usize, r: &Rows) -> Result<(), Diagnostic> {
+        let size = |n: u64| i64::try_from(n).map_err(|_| self.wrong(at, "has a dim too large"));
+        let (count, k) = (size(r.count.full)?, size(r.packed.k)?);
+        let table = self.panels(at, r.table, &r.packed, r.dtype)?;
+        let indices = self.reach(at, r.indices, DType::I32.bytes(), &[(count, 1)])?;
+        let out = self.reach(at, r.out, r.dtype.bytes(), &[(count, k), (k, 1)])?;
+        if indices.buffer == out.buffer && indices.at.meets(&out.at) {
+            return Err(self.wrong(at, "writes rows over the indices that name them"));
+        }
+        match (&r.base, &r.valid) {
+            (Scalar::Const(0), Scalar::Const(n)) if *n == r.packed.n as i64 => {}
+            (Scalar::Base { .. }, Scalar::Valid { .. }) => {
+                self.known_scalar(at, &r.base)?;
+                self.known_scalar(at, &r.valid)?;
+            }
+            (base, valid) => {
+                let what =
+                    format!("looks up rows from {base:?} on, {valid:?} of them, which are not its table's");
+                return Err(self.wrong(at, what));
+            }
+        }
+        let mut made = self.read(at, &table)?;
+        made.join(&self.read(at, &indices)?);
+        self.write(at, &out, &made, false)
+    }
+}
