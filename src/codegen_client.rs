@@ -5,6 +5,7 @@ use pcc_ir::Diagnostic;
 use pcc_ir::codegen_protocol::{Built, Cpu, Reply, Request};
 use pcc_ir::kernel::Kernel;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -16,6 +17,8 @@ const VARIABLE: &str = "PCC_CODEGEN";
 /// How long to wait for code: far beyond what a kernel takes (milliseconds) on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 const PATIENCE_PER_KERNEL: Duration = Duration::from_secs(2);
+/// Signals that come from outside: hang-up, interrupt, kill (when memory is short, too), terminate.
+const KILLS: [i32; 4] = [1, 2, 9, 15];
 /// What is kept of the helper's stderr.
 const STDERR_KEPT: u64 = 16 << 10;
 
@@ -120,12 +123,17 @@ impl CodegenClient {
 
     /// Why the helper went away without an answer.
     fn death(&mut self) -> Diagnostic {
-        let status = match self.child.wait() {
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
+        let (status, killed) = match self.child.wait() {
+            Ok(status) => (status.to_string(), status.signal().is_some_and(|s| KILLS.contains(&s))),
+            Err(error) => (error.to_string(), false),
         };
         let said = self.complaints.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
-        let died = Diagnostic::internal(format!("{NAME} ended without an answer ({status})"));
+        let what = format!("{NAME} ended without an answer ({status})");
+        let died = match killed {
+            true => Diagnostic::run(what)
+                .help("something ended it, for instance the system when memory was short: try again"),
+            false => Diagnostic::internal(what),
+        };
         if said.is_empty() { died } else { died.why(format!("it said: {said}")) }
     }
 }
@@ -204,10 +212,17 @@ mod tests {
 
     #[test]
     fn a_crash_is_told_with_its_last_words() {
-        let error = ask("echo LLVM ERROR: cannot select >&2; kill -9 $$", LONG).unwrap_err();
+        let error = ask("echo LLVM ERROR: cannot select >&2; kill -ABRT $$", LONG).unwrap_err();
         assert_eq!(error.fault, Fault::Internal);
         let text = error.to_string();
-        assert!(text.contains("signal: 9") && text.contains("cannot select"), "{text}");
+        assert!(text.contains("signal: 6") && text.contains("cannot select"), "{text}");
+    }
+
+    #[test]
+    fn who_is_killed_is_not_at_fault() {
+        let error = ask("read line; kill -9 $$", LONG).unwrap_err();
+        assert_eq!(error.fault, Fault::Run);
+        assert!(error.to_string().contains("signal: 9"), "{error}");
     }
 
     #[test]

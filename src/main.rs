@@ -9,6 +9,7 @@ mod npz;
 mod numeric;
 mod open;
 mod progress;
+mod trace;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use pcc_ir::Diagnostic;

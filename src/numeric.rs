@@ -356,4 +356,6 @@ fn argmax(values: &[f64]) -> usize {
 }
 
 #[cfg(test)]
+mod models;
+#[cfg(test)]
 mod tests;

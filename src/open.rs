@@ -1,12 +1,14 @@
 //! Opening an artifact for execution: program, kernels, weights.
 
+use crate::trace::TraceFile;
 use crate::{artifact_output, progress};
 use pcc_frontend::tokenizer::Tokenizer;
 use pcc_frontend::weights::Checkpoint;
 use pcc_ir::Diagnostic;
 use pcc_ir::program::ModelInfo;
-use pcc_runtime::{Artifact, Event, NoWeights, Options, ReadParams, Session};
+use pcc_runtime::{Artifact, NoWeights, Options, ReadParams, Session, Summary, TraceSink};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Options of every command that executes.
 #[derive(clap::Args)]
@@ -18,7 +20,7 @@ pub struct Args {
     /// Threads [default: one a core]; results are the same bits for any number
     #[arg(long, default_value_t = 0)]
     workers: usize,
-    /// Write the time of every instruction in Chrome's trace format
+    /// Write the time of every instruction in Chrome's trace format (for Perfetto), and show where it went
     #[arg(long, value_name = "F.json")]
     trace: Option<PathBuf>,
 }
@@ -36,7 +38,7 @@ pub fn artifact(path: &Path, args: &Args) -> Result<Artifact, Diagnostic> {
 ///
 /// # Errors
 /// The artifact is for another machine, the weights are missing or of another model, or memory is short.
-pub fn session(artifact: Artifact, args: &Args, quiet: bool) -> Result<Session, Diagnostic> {
+pub fn session(artifact: Artifact, args: &Args, quiet: bool) -> Result<Opened, Diagnostic> {
     let checkpoint = checkpoint(&artifact, args.weights.as_deref())?;
     let weights: &dyn ReadParams = match &checkpoint {
         Some(c) => c,
@@ -44,13 +46,33 @@ pub fn session(artifact: Artifact, args: &Args, quiet: bool) -> Result<Session, 
     };
     let kernels = artifact.kernels()?;
     let bar = progress::bytes(quiet, "weights");
-    let options = Options { workers: args.workers, trace: args.trace.is_some(), ..Options::default() };
+    let trace = args.trace.as_deref().map(TraceFile::create).transpose()?.map(|t| Arc::new(Mutex::new(t)));
+    let sink = trace.clone().map(|t| t as TraceSink);
+    let options = Options { workers: args.workers, trace: sink, ..Options::default() };
     let session = Session::new(artifact.program, kernels, weights, &options, &|done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    session
+    Ok(Opened { session: session?, trace })
+}
+
+/// A session, and the trace of its runs if one was asked for.
+pub struct Opened {
+    pub session: Session,
+    trace: Option<Arc<Mutex<TraceFile>>>,
+}
+
+impl Opened {
+    /// Ends the trace; where the time went.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn finish_trace(&self) -> Result<Option<Summary>, Diagnostic> {
+        let Some(trace) = &self.trace else { return Ok(None) };
+        let mut trace = trace.lock().unwrap_or_else(PoisonError::into_inner);
+        trace.finish(self.session.program()).map(Some)
+    }
 }
 
 /// The checkpoint to read, after checking that it is the one compiled with.
@@ -119,25 +141,4 @@ fn check_vocabulary(tokenizer: &Tokenizer, vocab: usize) -> Result<(), Diagnosti
     Err(Diagnostic::input("the tokenizer is of another model")
         .why(format!("it has {all} tokens, the model {vocab}"))
         .help("give the tokenizer that came with the model"))
-}
-
-/// Writes the trace, if one was asked for: one row a device.
-pub fn write_trace(session: &mut Session, args: &Args) -> Result<(), Diagnostic> {
-    let Some(path) = &args.trace else { return Ok(()) };
-    let events = session.take_events();
-    let program = session.program();
-    let rows: Vec<serde_json::Value> = events.iter().map(|e| trace_row(program, e)).collect();
-    artifact_output::write_file(path, serde_json::json!({ "traceEvents": rows }).to_string().as_bytes())
-}
-
-fn trace_row(program: &pcc_ir::program::Program, e: &Event) -> serde_json::Value {
-    serde_json::json!({
-        "name": e.what(program),
-        "ph": "X",
-        "pid": 0,
-        "tid": e.device,
-        "ts": e.start as f64 / 1e3,
-        "dur": (e.end - e.start) as f64 / 1e3,
-        "args": { "worker": e.worker, "micro_batch": e.micro_batch, "step": e.step, "instr": e.instr },
-    })
 }

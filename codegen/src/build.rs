@@ -38,8 +38,9 @@ pub(crate) fn build(request: &Request) -> Result<Built, Diagnostic> {
     let cache = Cache::open(request.cache.as_deref().map(Path::new));
     let mut objects: Vec<Option<Vec<u8>>> = units.iter().map(|u| cache.get(&u.key)).collect();
     let missing: Vec<usize> = (0..units.len()).filter(|&i| objects[i].is_none()).collect();
-    for (i, object) in generate(&units, &missing, &features)? {
-        cache.put(&units[i].key, &object);
+    let generated = generate(&units, &missing, &features)?;
+    cache.put(generated.iter().map(|(i, object)| (units[*i].key.as_str(), object.as_slice())));
+    for (i, object) in generated {
         objects[i] = Some(object);
     }
     let mut objects: Vec<Vec<u8>> = objects.into_iter().flatten().collect();

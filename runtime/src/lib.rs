@@ -38,7 +38,7 @@ pub use pcc_ir::source::{NoWeights, ReadParams};
 pub use sampling::Sampling;
 pub use session::{Options, Session};
 pub use tensor::{HostData, HostTensor};
-pub use trace::{Event, NO_INSTR};
+pub use trace::{Event, NO_INSTR, Profile, ProfileRow, Subject, Summary, Trace, TraceSink, Traced, Work};
 
 /// Checks that no instruction of any device can leave its buffers, and that every run ends; loading an artifact does it too.
 ///

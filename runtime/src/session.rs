@@ -7,22 +7,22 @@ use crate::machine::Machine;
 use crate::memory::Mapping;
 use crate::params::{self, Progress};
 use crate::tensor::HostTensor;
-use crate::trace::Event;
+use crate::trace::{TraceSink, Traced};
 use crate::{distribute, validate};
 use pcc_ir::Diagnostic;
 use pcc_ir::program::{EntryProgram, IoSpec, Program, Task};
 use pcc_ir::source::ReadParams;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError};
 
 /// How a session runs.
 #[derive(Clone, Default)]
 pub struct Options {
     /// Threads; 0 means one a core the process may use. Results are the same bits for any number.
     pub workers: usize,
-    /// Whether to time every instruction (see [`Session::take_events`]).
-    pub trace: bool,
+    /// Takes the time of every instruction, after each run; nothing is timed without one.
+    pub trace: Option<TraceSink>,
     /// Set to true, from any thread, to end the run between instructions.
     pub cancel: Arc<AtomicBool>,
 }
@@ -30,6 +30,7 @@ pub struct Options {
 /// A loaded program: parameters and states live here, runs go through [`Session::run`].
 pub struct Session {
     executor: Executor,
+    trace: Option<TraceSink>,
 }
 
 impl Session {
@@ -49,10 +50,13 @@ impl Session {
         let layout = Layout::new(&program)?;
         let memory = Mapping::new(layout.total)?;
         params::load(&program, &layout, &memory, weights, progress)?;
-        let settings =
-            Settings { workers: options.workers, trace: options.trace, cancel: options.cancel.clone() };
+        let settings = Settings {
+            workers: options.workers,
+            trace: options.trace.is_some(),
+            cancel: options.cancel.clone(),
+        };
         let executor = Executor::new(Machine::new(program, layout, memory, kernels), settings)?;
-        Ok(Self { executor })
+        Ok(Self { executor, trace: options.trace.clone() })
     }
 
     /// The loaded program.
@@ -104,7 +108,11 @@ impl Session {
         refuse_short_reduction(&machine.program, index, seq)?;
         let has_rows = |&m: &usize| (0..batch.replicas).any(|r| !batch.cell(rows, r, m).is_empty());
         let micro_batches = (0..batch.micro_batches).filter(has_rows).collect();
-        self.executor.run(Run { entry: index, micro_batches, rows, seq })?;
+        let outcome = self.executor.run(Run { entry: index, micro_batches, rows, seq });
+        // Also those of a run that failed: they would be taken for the next one's.
+        let handed_over = self.hand_over_events(rows, seq);
+        outcome?;
+        handed_over?;
         distribute::read_outputs(&self.executor.shared().machine, index, rows, seq)
     }
 
@@ -118,11 +126,13 @@ impl Session {
         }
     }
 
-    /// Takes the times of instructions since the last call; empty unless [`Options::trace`] is set.
-    pub fn take_events(&mut self) -> Vec<Event> {
+    /// Hands the times of a run to whoever asked for them.
+    fn hand_over_events(&self, rows: usize, seq: Option<usize>) -> Result<(), Diagnostic> {
+        let Some(sink) = &self.trace else { return Ok(()) };
         let mut events = self.executor.take_events();
         events.sort_by_key(|e| (e.start, e.device));
-        events
+        let traced = Traced { program: self.program(), events: &events, rows, seq };
+        sink.lock().unwrap_or_else(PoisonError::into_inner).add(&traced)
     }
 }
 

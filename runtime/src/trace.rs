@@ -1,6 +1,14 @@
-//! Times of instructions, collected when asked for.
+//! Times of instructions, collected when asked for: what ran when on which device, how much work it was, and the totals by op.
 
-use pcc_ir::program::{InstrKind, Program, Step};
+mod profile;
+mod work;
+
+pub use profile::{Profile, ProfileRow, Summary};
+pub use work::Work;
+
+use pcc_ir::program::{BatchPlan, FuncProgram, Instr, InstrKind, Program, Step};
+use pcc_ir::{Diagnostic, Sizes};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// In [`Event::instr`]: the step is a send or a receive.
@@ -18,34 +26,144 @@ pub struct Event {
     pub step: u32,
     /// Index into the called function's instructions, or [`NO_INSTR`] for a send or receive.
     pub instr: u32,
+    /// The device arrived at a collective that another one did later: nothing was done yet.
+    pub waits: bool,
     /// Nanoseconds since the session was made.
     pub start: u64,
     pub end: u64,
 }
 
+/// The events of one run.
+#[derive(Clone, Copy, Debug)]
+pub struct Traced<'a> {
+    pub program: &'a Program,
+    /// In the order of their starts.
+    pub events: &'a [Event],
+    /// Rows of the run, and positions if an input has some: how much of each instruction was there to do.
+    pub rows: usize,
+    pub seq: Option<usize>,
+}
+
+/// Takes the events of runs as they end.
+pub trait Trace {
+    /// Takes those of one run.
+    ///
+    /// # Errors
+    /// They cannot be kept; the run then ends with this error.
+    fn add(&mut self, traced: &Traced<'_>) -> Result<(), Diagnostic>;
+}
+
+/// Where a session's events go.
+pub type TraceSink = Arc<Mutex<dyn Trace + Send>>;
+
+/// What an event is about, found in the program.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject<'a> {
+    /// An instruction of a call; the layer, when the call is one.
+    Instr {
+        func: &'a FuncProgram,
+        index: u32,
+        instr: &'a Instr,
+        layer: Option<u32>,
+    },
+    /// A message to or from another stage, of so many bytes.
+    Send {
+        to: u32,
+        bytes: u64,
+    },
+    Recv {
+        from: u32,
+        bytes: u64,
+    },
+}
+
 impl Event {
+    /// The stage of the event's device.
+    pub fn stage(&self, program: &Program) -> usize {
+        self.device as usize / program.mesh.stage_devices()
+    }
+
+    /// What the event is about; `None` for an event of another program.
+    pub fn subject<'a>(&self, program: &'a Program) -> Option<Subject<'a>> {
+        let entry = program.entries.get(self.entry as usize)?;
+        match entry.stages.get(self.stage(program))?.steps.get(self.step as usize)? {
+            Step::Send { to, bytes, .. } => Some(Subject::Send { to: *to, bytes: *bytes }),
+            Step::Recv { from, bytes, .. } => Some(Subject::Recv { from: *from, bytes: *bytes }),
+            Step::Call { func: index, layer, .. } => {
+                let func = program.funcs.get(*index as usize)?;
+                let instr = func.instrs.get(self.instr as usize)?;
+                Some(Subject::Instr { func, index: *index, instr, layer: *layer })
+            }
+        }
+    }
+
     /// What the time was spent on, in the model's terms: `layer 3: all_reduce of self_attn.o_proj`, `send to stage 1`.
     pub fn what(&self, program: &Program) -> String {
-        let stage = self.device as usize / program.mesh.stage_devices();
-        let stages = program.entries.get(self.entry as usize).map(|e| &e.stages);
-        let step = stages.and_then(|s| s.get(stage)).and_then(|s| s.steps.get(self.step as usize));
-        match step {
-            None => format!("step {}", self.step),
-            Some(Step::Send { to, .. }) => format!("send to stage {to}"),
-            Some(Step::Recv { from, .. }) => format!("receive from stage {from}"),
-            Some(Step::Call { func, layer, .. }) => {
-                let func = &program.funcs[*func as usize];
+        self.subject(program).map_or_else(|| format!("step {}", self.step), |s| s.what())
+    }
+
+    /// The work that was done, from what the run had of every dim.
+    pub fn work(&self, traced: &Traced<'_>) -> Work {
+        let program = traced.program;
+        let sizes = Sizes {
+            batch: BatchPlan { ..program.batch },
+            rows: traced.rows,
+            micro_batch: self.micro_batch as usize,
+            seq: traced.seq,
+        };
+        match self.subject(program) {
+            _ if self.waits => Work::default(),
+            Some(Subject::Instr { instr, .. }) => {
+                let position = self.device as usize % program.mesh.stage_devices();
+                work::of(program, &instr.kind, |e| e.on(&program.mesh, position, &sizes))
+            }
+            Some(Subject::Send { bytes, .. } | Subject::Recv { bytes, .. }) => {
+                Work { flops: 0.0, bytes: bytes as f64 }
+            }
+            None => Work::default(),
+        }
+    }
+}
+
+impl Subject<'_> {
+    /// `kernel`, `product`, the name of a collective, `send` or `receive`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Subject::Send { .. } => "send",
+            Subject::Recv { .. } => "receive",
+            Subject::Instr { instr, .. } => match &instr.kind {
+                InstrKind::Kernel(_) => "kernel",
+                InstrKind::Gemm(_) => "product",
+                InstrKind::Attention(_) => "attention",
+                InstrKind::Rows(_) => "look-up",
+                InstrKind::Collective(call) => call.kind.name(),
+            },
+        }
+    }
+
+    /// The tensor or op in the model's terms, without its layer.
+    pub fn op(&self) -> String {
+        match self {
+            Subject::Send { to, .. } => format!("to stage {to}"),
+            Subject::Recv { from, .. } => format!("from stage {from}"),
+            Subject::Instr { func, instr, .. } => {
+                func.notes.get(instr.note as usize).map_or_else(String::new, |n| n.what.clone())
+            }
+        }
+    }
+
+    /// The layer, in the model's numbering.
+    pub fn layer(&self) -> Option<u32> {
+        if let Subject::Instr { layer, .. } = self { *layer } else { None }
+    }
+
+    /// Layer or function, kind and op.
+    pub fn what(&self) -> String {
+        match self {
+            Subject::Send { .. } | Subject::Recv { .. } => format!("{} {}", self.kind(), self.op()),
+            Subject::Instr { func, layer, .. } => {
                 let place = layer.map_or_else(|| func.name.clone(), |l| format!("layer {l}"));
-                let Some(instr) = func.instrs.get(self.instr as usize) else { return place };
-                let what = func.notes.get(instr.note as usize).map_or("", |n| n.what.as_str());
-                let kind = match &instr.kind {
-                    InstrKind::Kernel(_) => "kernel",
-                    InstrKind::Gemm(_) => "product",
-                    InstrKind::Attention(_) => "attention",
-                    InstrKind::Rows(_) => "look-up",
-                    InstrKind::Collective(call) => call.kind.name(),
-                };
-                format!("{place}: {kind} of {what}")
+                format!("{place}: {} of {}", self.kind(), self.op())
             }
         }
     }

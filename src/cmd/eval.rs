@@ -1,9 +1,9 @@
 //! `pcc eval ARTIFACT --data FILE`.
 
 use super::{grouped, print_json, print_text};
-use crate::{open, progress};
+use crate::{open, progress, trace};
 use pcc_ir::Diagnostic;
-use pcc_runtime::{Evaluation, Score, evaluate};
+use pcc_runtime::{Evaluation, Score, Summary, evaluate};
 use serde::Serialize;
 use std::fs::File;
 use std::io::Read;
@@ -48,6 +48,9 @@ struct Outcome {
     /// Tokens predicted a second of running.
     tokens_per_second: f64,
     seconds: Seconds,
+    /// Where the time went, with --trace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<Summary>,
 }
 
 #[derive(Serialize)]
@@ -69,18 +72,23 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let place = |d: Diagnostic| if d.place.is_none() { d.at(args.data.display().to_string()) } else { d };
     evaluation.check(&artifact.program).map_err(place)?;
     let start = Instant::now();
-    let mut session = open::session(artifact, &args.open, args.json)?;
+    let mut opened = open::session(artifact, &args.open, args.json)?;
     let load = start.elapsed().as_secs_f64();
     let bar = progress::count(args.json, "tokens");
-    let score = evaluate(&mut session, &evaluation, &mut |done, total| {
+    let score = evaluate(&mut opened.session, &evaluation, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     });
     bar.finish_and_clear();
     let score = score?;
-    open::write_trace(&mut session, &args.open)?;
-    let outcome = outcome(&score, tokens.len(), model.seq, stride, load);
-    if args.json { print_json(&outcome) } else { print_text(&text_of(&outcome)) }
+    let profile = opened.finish_trace()?;
+    let outcome = Outcome { profile, ..outcome(&score, tokens.len(), model.seq, stride, load) };
+    if args.json {
+        return print_json(&outcome);
+    }
+    print_text(&text_of(&outcome))?;
+    trace::show(outcome.profile.as_ref());
+    Ok(())
 }
 
 fn outcome(score: &Score, tokens: usize, window: usize, stride: usize, load: f64) -> Outcome {
@@ -94,6 +102,7 @@ fn outcome(score: &Score, tokens: usize, window: usize, stride: usize, load: f64
         perplexity: score.perplexity(),
         tokens_per_second: score.predicted as f64 / score.seconds,
         seconds: Seconds { load, run: score.seconds },
+        profile: None,
     }
 }
 

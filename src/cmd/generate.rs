@@ -1,11 +1,11 @@
 //! `pcc generate ARTIFACT --prompt TEXT`.
 
 use super::{print_json, print_text};
-use crate::open;
+use crate::{open, trace};
 use pcc_frontend::tokenizer::Tokenizer;
 use pcc_ir::Diagnostic;
 use pcc_ir::program::Task;
-use pcc_runtime::{Generation, Sampling};
+use pcc_runtime::{Generation, Sampling, Summary};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -79,12 +79,13 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     };
     // Weights may take minutes: what is wrong with the request is said before.
     generation.check(&artifact.program)?;
-    let mut session = open::session(artifact, &args.open, args.json)?;
+    let mut opened = open::session(artifact, &args.open, args.json)?;
     let mut rows = Rows::new(args, &tokenizer, &prompts);
-    let timing = pcc_runtime::generate(&mut session, &generation, &mut |row, token| rows.push(row, token))?;
-    open::write_trace(&mut session, &args.open)?;
+    let timing =
+        pcc_runtime::generate(&mut opened.session, &generation, &mut |row, token| rows.push(row, token))?;
+    let profile = opened.finish_trace()?;
     let seconds = Seconds { prefill: timing.prefill, decode: timing.decode };
-    rows.finish(&prompts, seconds)
+    rows.finish(&prompts, seconds, profile)
 }
 
 fn check(args: &Args) -> Result<(), Diagnostic> {
@@ -170,7 +171,12 @@ impl<'a> Rows<'a> {
         }
     }
 
-    fn finish(mut self, prompts: &[Vec<u32>], seconds: Seconds) -> Result<(), Diagnostic> {
+    fn finish(
+        mut self,
+        prompts: &[Vec<u32>],
+        seconds: Seconds,
+        profile: Option<Summary>,
+    ) -> Result<(), Diagnostic> {
         for (row, stream) in std::mem::take(&mut self.streams).into_iter().enumerate() {
             // What a stop text cut off is not wanted: neither is the unfinished character behind it.
             if !self.stopped[row] {
@@ -179,23 +185,29 @@ impl<'a> Rows<'a> {
         }
         if self.streaming() {
             self.print(0, true)?;
-            return print_text("");
+            print_text("")?;
+            trace::show(profile.as_ref());
+            return Ok(());
         }
         let mut rows: Vec<Row> = Vec::new();
         for ((prompt, tokens), text) in prompts.iter().zip(&self.tokens).zip(&self.texts) {
             rows.push(Row { prompt_tokens: prompt.clone(), tokens: tokens.clone(), text: text.clone() });
         }
         if !self.args.json {
-            return rows
-                .iter()
-                .zip(&self.args.prompt)
-                .try_for_each(|(r, p)| print_text(&format!("{p}{}\n", r.text)));
+            let shown = rows.iter().zip(&self.args.prompt);
+            shown.into_iter().try_for_each(|(r, p)| print_text(&format!("{p}{}\n", r.text)))?;
+            trace::show(profile.as_ref());
+            return Ok(());
         }
-        match rows.as_slice() {
-            [one] => print_json(&serde_json::json!({
+        let mut object = match rows.as_slice() {
+            [one] => serde_json::json!({
                 "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "text": one.text, "seconds": seconds,
-            })),
-            _ => print_json(&serde_json::json!({ "rows": rows, "seconds": seconds })),
+            }),
+            _ => serde_json::json!({ "rows": rows, "seconds": seconds }),
+        };
+        if let Some(profile) = profile {
+            object["profile"] = serde_json::json!(profile);
         }
+        print_json(&object)
     }
 }

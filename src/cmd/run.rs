@@ -1,10 +1,10 @@
 //! `pcc run ARTIFACT`.
 
 use super::{print_json, print_text};
-use crate::{artifact_output, npz, open};
+use crate::{artifact_output, npz, open, trace};
 use pcc_ir::Diagnostic;
 use pcc_ir::program::{EntryProgram, IoSpec, Program};
-use pcc_runtime::{HostData, HostTensor};
+use pcc_runtime::{HostData, HostTensor, Summary};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -42,6 +42,9 @@ struct Outcome {
     rows: usize,
     outputs: BTreeMap<String, Vec<usize>>,
     seconds: Seconds,
+    /// Where the time went, with --trace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<Summary>,
 }
 
 #[derive(Serialize)]
@@ -60,13 +63,13 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let artifact = open::artifact(&args.artifact, &args.open)?;
     let entry = find_entry(&artifact.program, args.entry.as_deref())?.clone();
     let prepared = prepare(&entry, given)?;
-    let mut session = open::session(artifact, &args.open, args.json)?;
+    let mut opened = open::session(artifact, &args.open, args.json)?;
     let load = start.elapsed().as_secs_f64();
     let mut steps = Vec::new();
     let mut outputs = BTreeMap::new();
     for _ in 0..args.steps {
         let start = Instant::now();
-        outputs = session.run(&entry.name, &prepared.inputs, prepared.rows)?;
+        outputs = opened.session.run(&entry.name, &prepared.inputs, prepared.rows)?;
         steps.push(start.elapsed().as_secs_f64());
     }
     if args.output_last {
@@ -79,11 +82,21 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     if let Some(path) = &args.output {
         npz::write(path, &outputs)?;
     }
-    open::write_trace(&mut session, &args.open)?;
+    let profile = opened.finish_trace()?;
     let shapes = outputs.iter().map(|(n, t)| (n.clone(), t.shape.clone())).collect();
-    let outcome =
-        Outcome { entry: entry.name, rows: prepared.rows, outputs: shapes, seconds: Seconds { load, steps } };
-    if args.json { print_json(&outcome) } else { print_text(&text(&outcome)) }
+    let outcome = Outcome {
+        entry: entry.name,
+        rows: prepared.rows,
+        outputs: shapes,
+        seconds: Seconds { load, steps },
+        profile,
+    };
+    if args.json {
+        return print_json(&outcome);
+    }
+    print_text(&text(&outcome))?;
+    trace::show(outcome.profile.as_ref());
+    Ok(())
 }
 
 fn text(o: &Outcome) -> String {

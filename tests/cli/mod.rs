@@ -4,6 +4,7 @@
 mod artifacts;
 mod broken;
 mod commands;
+mod concurrent;
 mod descriptions;
 mod eval;
 mod families;

@@ -1,6 +1,8 @@
 //! What artifacts compute: the same on every mesh, the same bits for any number of workers.
 
-use super::{example, folder, json, models, npz, succeeds};
+use super::{example, folder, json, models, npz, pcc, succeeds};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 const ROWS: usize = 5;
@@ -166,9 +168,77 @@ fn run_reports_what_it_did() {
     for row in 0..2 {
         assert_eq!(last[row * 101..][..101], all[(row * 9 + 8) * 101..][..101]);
     }
-    let trace = std::fs::read_to_string(place.path().join("trace.json")).unwrap();
-    let trace: serde_json::Value = serde_json::from_str(&trace).unwrap();
-    assert!(trace["traceEvents"].as_array().unwrap().len() > 10);
+}
+
+/// The events of a trace file: names of rows by device, and spans.
+fn trace(path: &Path) -> (BTreeMap<u64, String>, Vec<Value>) {
+    let text = std::fs::read_to_string(path).unwrap();
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap().clone();
+    let (names, spans): (Vec<Value>, Vec<Value>) = events.into_iter().partition(|e| e["ph"] == "M");
+    let rows = names.iter().filter(|e| e["name"] == "thread_name");
+    let rows = rows.map(|e| (e["tid"].as_u64().unwrap(), e["args"]["name"].as_str().unwrap().to_owned()));
+    (rows.collect(), spans)
+}
+
+#[test]
+fn traces_have_a_row_a_device_and_name_ops_as_the_model_does() {
+    let place = folder();
+    let artifact = models::artifact("llama", &["--seq", "16", "--tp", "2", "--pp", "2"]);
+    let artifact = artifact.to_str().unwrap();
+    let input = npz::token_file(place.path(), 2, 9);
+    let run = ["run", artifact, "--input", input.to_str().unwrap(), "--steps", "2", "--trace", "t.json"];
+    let o = json(place.path(), &[&run[..], &["--json"]].concat());
+    let (rows, spans) = trace(&place.path().join("t.json"));
+    let names: Vec<&str> = rows.values().map(String::as_str).collect();
+    assert_eq!(names, ["stage 0: tp 0", "stage 0: tp 1", "stage 1: tp 0", "stage 1: tp 1"]);
+    let text = |e: &Value, key: &str| e[key].as_str().unwrap().to_owned();
+    for e in &spans {
+        assert!(e["ts"].as_f64().unwrap() >= 0.0 && e["dur"].as_f64().unwrap() >= 0.0);
+        assert!(rows.contains_key(&e["tid"].as_u64().unwrap()));
+        assert_eq!(e["args"]["entry"], "forward");
+    }
+    // The product of the MLP's up projection: 2 steps x 4 devices x their layers, a row of 9 positions a micro-batch.
+    let up = |e: &&Value| text(e, "name").starts_with("layer 1: product") && text(e, "name").contains("mlp");
+    let products: Vec<&Value> = spans.iter().filter(up).collect();
+    assert!(!products.is_empty());
+    for e in products {
+        assert_eq!((e["args"]["layer"].as_u64(), text(e, "cat").as_str()), (Some(1), "product"));
+        assert!(e["args"]["GFLOP/s"].as_f64().unwrap() > 0.0 && e["args"]["bytes"].as_f64().unwrap() > 0.0);
+    }
+    let micro_batches: BTreeSet<u64> =
+        spans.iter().map(|e| e["args"]["micro_batch"].as_u64().unwrap()).collect();
+    assert_eq!(micro_batches, [0, 1].into());
+    // The summary's work is that of the spans.
+    let kinds = o["profile"]["by_kind"].as_array().unwrap();
+    let share: f64 = kinds.iter().map(|k| k["share"].as_f64().unwrap()).sum();
+    assert!((share - 1.0).abs() < 1e-6);
+    for kind in kinds {
+        let of = |e: &&Value| e["cat"] == kind["kind"];
+        let spent: f64 = spans.iter().filter(of).map(|e| e["dur"].as_f64().unwrap()).sum();
+        assert!((spent / 1e3 - kind["milliseconds"].as_f64().unwrap()).abs() < 1e-6, "{kind}");
+    }
+    let shown = pcc(place.path(), &run);
+    assert!(shown.stderr.contains("GFLOP/s") && shown.stderr.contains("product"), "{}", shown.stderr);
+}
+
+/// Runs of `generate` and `eval` are in one trace each, from first to last.
+#[test]
+fn generate_and_eval_are_traced_too() {
+    let place = folder();
+    let tokenizer = models::tokenizer(place.path());
+    let artifact = models::artifact("llama", &["--seq", "32", "--batch", "4"]);
+    let artifact = artifact.to_str().unwrap();
+    std::fs::write(place.path().join("text"), "w1 w2 w3 w4").unwrap();
+    for args in [["generate", "--prompt", "w3 w14"], ["eval", "--data", "text"]] {
+        let common = [artifact, "--tokenizer", &tokenizer, "--trace", "t.json", "--json"];
+        let o = json(place.path(), &[&args[..1], &common, &args[1..]].concat());
+        assert!(!o["profile"]["by_op"].as_array().unwrap().is_empty());
+        let (_, spans) = trace(&place.path().join("t.json"));
+        let entries: BTreeSet<&str> = spans.iter().map(|e| e["args"]["entry"].as_str().unwrap()).collect();
+        let expected = if args[0] == "eval" { vec!["forward"] } else { vec!["decode", "prefill"] };
+        assert_eq!(entries.into_iter().collect::<Vec<_>>(), expected);
+    }
 }
 
 /// 32 devices and more on a machine of few cores.

@@ -1,6 +1,7 @@
 //! Lowering and execution, end to end: random graphs with random shardings on random meshes (the generator of the partitioner's
 //! test) are partitioned, rewritten, lowered, checked, and run by the runtime with interpreted kernels; the results
-//! must be what the reference evaluator says. `RANDOM_PROGRAM_SEED=n` runs one seed.
+//! must be what the reference evaluator says.
+//! `RANDOM_PROGRAM_SEEDS=m..n` runs other seeds; a failure names its own.
 
 #[path = "../../passes/tests/random_partitions/graph.rs"]
 mod graph;
@@ -27,13 +28,9 @@ const SEEDS: std::ops::Range<u64> = 0..200;
 
 #[test]
 fn random_programs_equal_the_reference() {
-    let seeds = match std::env::var("RANDOM_PROGRAM_SEED").ok().and_then(|s| s.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => SEEDS,
-    };
     let mut failures = Vec::new();
     let mut compared = 0;
-    for seed in seeds {
+    for seed in rng::seeds("RANDOM_PROGRAM_SEEDS", SEEDS) {
         match std::panic::catch_unwind(|| one(seed)) {
             Ok(Ok(n)) => compared += n,
             Ok(Err(e)) => failures.push(format!("seed {seed}: {e}")),
@@ -79,7 +76,7 @@ fn one(seed: u64) -> Result<usize, String> {
         stages: None,
     };
     let shown =
-        |e: String| if std::env::var("RANDOM_PROGRAM_SEED").is_ok() { format!("{e}\n{local}") } else { e };
+        |e: String| if std::env::var("RANDOM_PROGRAM_SEEDS").is_ok() { format!("{e}\n{local}") } else { e };
     let program = lower(&input).map_err(|d| shown(format!("lower: {d}")))?.program;
     for kernel in program.kernels.values() {
         kernel.check().map_err(|e| format!("kernel {}: {e:?}", kernel.name))?;

@@ -2,7 +2,7 @@
 
 use super::{accept, demand};
 use pcc_ir::DType;
-use pcc_ir::program::{EntryProgram, InstrKind, IoSpec, Program, Slot, Step};
+use pcc_ir::program::{EntryProgram, InstrKind, IoSpec, LocalParam, Program, Slot, Step};
 use pcc_runtime::{HostData, HostTensor, Interpreter, NoWeights, Options, Session};
 use std::collections::BTreeMap;
 
@@ -85,9 +85,11 @@ pub fn open(program: Program) -> Session {
 pub fn is_small(program: &Program) -> bool {
     let devices = program.mesh.devices() as u64;
     let cells = program.batch.micro_batches as u64;
+    let stacked = |bytes: usize, stack: Option<u32>| (bytes as u64).saturating_mul(stack.unwrap_or(1).into());
     let io = |specs: &[IoSpec]| specs.iter().map(|s| s.ty.bytes() as u64).fold(0, u64::saturating_add);
-    let params = program.params.iter().map(|p| p.storage.bytes(&p.ty)).fold(0, u64::saturating_add);
-    let states = program.states.iter().map(|s| s.ty.bytes() as u64).fold(0, u64::saturating_add);
+    let held = |p: &LocalParam| p.storage.bytes(&p.ty).saturating_mul(p.stack.unwrap_or(1).into());
+    let params = program.params.iter().map(held).fold(0, u64::saturating_add);
+    let states = program.states.iter().map(|s| stacked(s.ty.bytes(), s.stack)).fold(0, u64::saturating_add);
     let constants = program.constants.iter().map(|c| c.ty.bytes() as u64).fold(0, u64::saturating_add);
     let frames = program.funcs.iter().map(|f| f.frame_bytes).fold(0, u64::saturating_add);
     let mut values = frames.saturating_add(states.saturating_mul(cells));

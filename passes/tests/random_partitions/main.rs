@@ -2,7 +2,8 @@
 //! reference evaluator: dims that do not divide, sub-axes and the interior padding they bring, grouped-query attention, partials of
 //! sums, maxima and minima, layers called twice.
 //!
-//! A failure names its seed; `RANDOM_PARTITION_SEED=n cargo test -p pcc-passes --test random_partitions` runs it alone.
+//! A failure names its seed; `RANDOM_PARTITION_SEEDS=7 cargo test -p pcc-passes --test random_partitions` runs it alone, `0..20000`
+//! many more.
 
 mod graph;
 mod mutants;
@@ -28,11 +29,8 @@ type Counts = BTreeMap<&'static str, usize>;
 
 #[test]
 fn random_partitions_equal_the_reference() {
-    let seeds = match std::env::var("RANDOM_PARTITION_SEED").ok().and_then(|s| s.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => SEEDS,
-    };
-    let alone = seeds.end - seeds.start == 1;
+    let seeds = rng::seeds("RANDOM_PARTITION_SEEDS", SEEDS);
+    let alone = seeds.end - seeds.start < SEEDS.end;
     let (mut counts, mut failures) = (Counts::new(), Vec::new());
     for seed in seeds {
         let run = || if seed % 4 == 3 { layered(seed, &mut counts) } else { single(seed, &mut counts) };

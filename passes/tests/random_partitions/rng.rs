@@ -1,5 +1,16 @@
 //! A small deterministic generator (splitmix64): the same seed gives the same graph everywhere.
 
+/// The seeds to run: those that a variable of the environment names, `7` or `0..20000`.
+pub fn seeds(variable: &str, all: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    let Ok(asked) = std::env::var(variable) else { return all };
+    let number =
+        |text: &str| text.parse().unwrap_or_else(|_| panic!("{variable}={asked}: give 7 or 0..20000"));
+    match asked.split_once("..") {
+        Some((from, to)) => number(from)..number(to),
+        None => number(&asked)..number(&asked) + 1,
+    }
+}
+
 pub struct Rng(u64);
 
 impl Rng {

@@ -203,6 +203,9 @@ fn target(dir: &Path) -> Result<PathBuf, Diagnostic> {
     dir.canonicalize().or_else(|e| refuse(&e.to_string()))
 }
 
+/// How often to try to take a place that others take too.
+const TRIES: usize = 3;
+
 /// A directory that is removed when dropped.
 struct Temporary(PathBuf);
 
@@ -218,11 +221,15 @@ impl Temporary {
 
     /// Takes the place of `dir`; what was there goes with the temporary name.
     fn move_to(self, dir: &Path) -> io::Result<()> {
-        if !dir.exists() {
-            return fs::rename(&self.0, dir);
-        }
-        if exchange::exchange(&self.0, dir).is_ok() {
-            return Ok(());
+        // Other processes may put their artifacts there at the same time: one that was not there may be now.
+        for _ in 0..TRIES {
+            if exchange::exchange(&self.0, dir).is_ok() {
+                return Ok(());
+            }
+            match fs::rename(&self.0, dir) {
+                Err(_) if dir.exists() => {}
+                outcome => return outcome,
+            }
         }
         // The file system cannot exchange: two renames, the first undone when the second fails.
         let aside = self.0.with_extension("old");

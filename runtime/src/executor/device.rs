@@ -81,7 +81,7 @@ impl Shared {
                 Step::Send { .. } | Step::Recv { .. } => {
                     let started = worker.clock.start();
                     let waits = self.pass_message(run, number, micro_batch, step, current);
-                    worker.record(started, run, number, device.counter, NO_INSTR);
+                    worker.record(started, run, number, device.counter, NO_INSTR, false);
                     waits
                 }
             };
@@ -161,7 +161,7 @@ impl Shared {
                 }
                 InstrKind::Collective(call) => self.meet(counter.instr, call, &binding, worker.number, job),
             };
-            worker.record(started, run, binding.device, counter, counter.instr as u32);
+            worker.record(started, run, binding.device, counter, counter.instr as u32, !released);
             // A device that waits for its group goes on behind the collective.
             device.counter.instr += 1;
             if !released {

@@ -94,12 +94,12 @@ struct Worker {
 
 impl Worker {
     /// Notes an instruction that ran from `start` until now, if tracing is on.
-    fn record(&mut self, start: Option<u64>, run: &Run, device: usize, at: Counter, instr: u32) {
+    fn record(&mut self, start: Option<u64>, run: &Run, device: usize, at: Counter, instr: u32, waits: bool) {
         if let (Some(start), Some(end)) = (start, self.clock.start()) {
             let micro_batch = run.micro_batches.get(at.turn).copied().unwrap_or_default() as u32;
             let (worker, device, step) = (self.number as u32, device as u32, at.step as u32);
             let entry = run.entry as u32;
-            self.events.push(Event { worker, device, entry, micro_batch, step, instr, start, end });
+            self.events.push(Event { worker, device, entry, micro_batch, step, instr, waits, start, end });
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Stages, micro-batches, replicas, parameters and states.
 
 use super::fixture::*;
-use crate::{HostData, HostTensor};
+use crate::{Event, HostData, HostTensor, Profile, Trace, Traced, Work};
 use pcc_ir::program::*;
 use pcc_ir::{Axis, Mesh, Type};
+use std::sync::{Arc, Mutex};
 
 const HIDDEN: usize = 6;
 
@@ -221,19 +222,50 @@ fn inputs_that_do_not_fit_are_refused_by_name() {
     );
 }
 
+/// Keeps everything.
+#[derive(Default)]
+struct Kept {
+    events: Vec<Event>,
+    profile: Profile,
+    work: Vec<(Event, Work)>,
+}
+
+impl Trace for Kept {
+    fn add(&mut self, traced: &Traced<'_>) -> Result<(), pcc_ir::Diagnostic> {
+        self.events.extend(traced.events);
+        self.profile.add(traced);
+        self.work.extend(traced.events.iter().map(|e| (*e, e.work(traced))));
+        Ok(())
+    }
+}
+
 #[test]
 fn every_instruction_and_message_is_timed_when_asked_for() {
     let p = chain(mesh(2, 1, 3), BatchPlan { batch: 2, replicas: 1, micro_batches: 2 });
-    let options = crate::Options { workers: 2, trace: true, ..Default::default() };
+    let kept = Arc::new(Mutex::new(Kept::default()));
+    let options = crate::Options { workers: 2, trace: Some(kept.clone()), ..Default::default() };
     let kernels = Box::new(Functions(vec![]));
     let mut session = crate::Session::new(p, kernels, &crate::NoWeights, &options, &|_, _| {}).unwrap();
     forward(&mut session, &[("x", &[2, HIDDEN], numbers(12, 1))], 2).unwrap();
-    let events = session.take_events();
-    assert!(events.iter().all(|e| e.start <= e.end));
+    let Kept { events, profile, work } = std::mem::take(&mut *kept.lock().unwrap());
+    assert!(events.iter().all(|e| e.start <= e.end) && events.is_sorted_by_key(|e| e.start));
     let count = |text: &str| events.iter().filter(|e| e.what(session.program()) == text).count();
     // 6 devices, 2 micro-batches each; a message that has to wait is timed again when it goes on.
     assert_eq!(count("layer: product of the op of layer"), 12);
     assert_eq!(count("layer: all_gather of the op of layer"), 12);
     assert!(count("send to stage 1") >= 6 && count("receive from stage 0") >= 6);
-    assert!(session.take_events().is_empty());
+    // Of a group of 3 one does the work of all, for each stage and micro-batch.
+    let gathers = |e: &&Event| e.what(session.program()) == "layer: all_gather of the op of layer";
+    assert_eq!(events.iter().filter(gathers).filter(|e| !e.waits).count(), 4);
+    let summary = profile.summary(session.program());
+    let total: f64 = summary.by_kind.iter().map(|r| r.share).sum();
+    assert!((total - 1.0).abs() < 1e-9);
+    let row = |kind: &str| summary.by_op.iter().find(|r| r.kind == kind).unwrap();
+    assert_eq!((row("product").count, row("all_gather").count), (12, 4));
+    assert_eq!(row("product").op, "the op of layer");
+    let products = |e: &(Event, Work)| e.0.what(session.program()).contains("product");
+    for (_, work) in work.iter().filter(|e| products(e)) {
+        // One row of [1, 6] x [6, 2], all f32.
+        assert_eq!(*work, Work { flops: 2.0 * 12.0, bytes: 4.0 * (6.0 + 12.0 + 2.0) });
+    }
 }
