@@ -13,7 +13,10 @@ use std::collections::HashMap;
 /// it is made: then the function stays as it is.
 pub fn rebuild(old: &Func, seen: &Seen, choice: &Choice) -> Option<Func> {
     let (out, copied, made) = (Func::new(&old.name), HashMap::new(), HashMap::new());
-    let mut b = Builder { old, graph: &seen.graph, class_of: &seen.class_of, choice, out, copied, made };
+    let made_at = old.insts.iter().flat_map(|i| i.results.iter().map(|&v| (v, i.loc.as_str())));
+    let locs = made_at.collect();
+    let mut b =
+        Builder { old, graph: &seen.graph, class_of: &seen.class_of, choice, out, copied, made, locs };
     for &v in &old.args {
         let copy = b.copy(v);
         b.out.args.push(copy);
@@ -40,6 +43,8 @@ struct Builder<'a> {
     copied: HashMap<ValueId, ValueId>,
     /// New value of every class built.
     made: HashMap<Id, ValueId>,
+    /// Where each old value comes from.
+    locs: HashMap<ValueId, &'a str>,
 }
 
 impl Builder<'_> {
@@ -71,7 +76,7 @@ impl Builder<'_> {
     }
 
     fn loc_of(&self, v: ValueId) -> String {
-        self.old.insts.iter().find(|i| i.results.contains(&v)).map(|i| i.loc.clone()).unwrap_or_default()
+        self.locs.get(&v).copied().unwrap_or_default().to_owned()
     }
 
     fn push(&mut self, op: Op, args: Vec<ValueId>, value: Value, loc: &str) -> ValueId {
