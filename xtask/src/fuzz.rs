@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::project::Project;
-use crate::step::{Steps, call};
+use crate::step::{Call, Steps, call};
 
 /// Seconds for each target when none are given.
 const SECONDS: u64 = 60;
@@ -32,18 +32,23 @@ struct Request {
 pub(crate) fn run(project: &Project, steps: &mut Steps, arguments: &[String]) -> Result<()> {
     let request = Request::read(arguments)?;
     let folder = project.target_dir()?.join("fuzz");
-    let programs = steps.run("build", || build(project, &folder))?;
-    let listing = call(programs.join("pcc-fuzz-seeds")).read()?;
+    let listing = steps.run("targets", || seeds(project).read())?;
     let known: Vec<&str> = listing.lines().collect();
     let targets = match &request.target {
         None => known,
         Some(name) if known.contains(&name.as_str()) => vec![name.as_str()],
         Some(name) => bail!("there is no target `{name}`; there are {}", known.join(", ")),
     };
+    let program = steps.run("build", || build(project, &folder))?;
     for target in targets {
-        steps.run(target, || fuzz(&programs, &folder, target, &request))?;
+        steps.run(target, || fuzz(project, &program, &folder, target, &request))?;
     }
     Ok(())
+}
+
+/// The program that lists targets and writes seeds. Built without instrumentation, which only libFuzzer's own program can link.
+fn seeds(project: &Project) -> Call {
+    project.cargo(["run", "--quiet", "--package", "pcc-fuzz", "--bin", "pcc-fuzz-seeds", "--"])
 }
 
 impl Request {
@@ -68,26 +73,27 @@ impl Request {
     }
 }
 
-/// Builds the programs with instrumentation; returns their folder.
+/// Builds the program with instrumentation.
 fn build(project: &Project, folder: &Path) -> Result<PathBuf> {
     let version = call("rustc").args(["-vV"]).read()?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc names no host")?;
-    let cargo = ["build", "--profile", "fuzz", "--package", "pcc-fuzz", "--features", "libfuzzer", "--bins"];
+    let cargo = ["build", "--profile", "fuzz", "--package", "pcc-fuzz", "--features", "libfuzzer"];
+    let only = ["--bin", "pcc-fuzz", "--target", host];
     project
-        .cargo(cargo.into_iter().chain(["--target", host]))
+        .cargo(cargo.into_iter().chain(only))
         .env("RUSTFLAGS", FLAGS)
         .env("CARGO_TARGET_DIR", folder)
         .run()?;
-    Ok(folder.join(host).join("fuzz"))
+    Ok(folder.join(host).join("fuzz/pcc-fuzz"))
 }
 
 /// Runs one target, or gives it one input.
-fn fuzz(programs: &Path, folder: &Path, target: &str, request: &Request) -> Result<()> {
-    let program = call(programs.join("pcc-fuzz")).env("PCC_FUZZ_TARGET", target).args(LIMITS);
+fn fuzz(project: &Project, program: &Path, folder: &Path, target: &str, request: &Request) -> Result<()> {
+    let program = call(program).env("PCC_FUZZ_TARGET", target).args(LIMITS);
     if let Some(input) = &request.input {
         return program.args([input]).run();
     }
-    let (seeds, corpus, findings) = (
+    let (start, corpus, findings) = (
         folder.join("seeds").join(target),
         folder.join("corpus").join(target),
         folder.join("findings").join(target),
@@ -95,10 +101,10 @@ fn fuzz(programs: &Path, folder: &Path, target: &str, request: &Request) -> Resu
     for made in [&corpus, &findings] {
         std::fs::create_dir_all(made).with_context(|| format!("cannot create {}", made.display()))?;
     }
-    call(programs.join("pcc-fuzz-seeds")).args([Path::new(target), &seeds]).run()?;
+    seeds(project).args([Path::new(target), &start]).run()?;
     let found = format!("-artifact_prefix={}/", findings.display());
     let time = format!("-max_total_time={}", request.seconds);
-    let outcome = program.args([&found, &time, "-print_final_stats=1"]).args([&corpus, &seeds]).run();
+    let outcome = program.args([&found, &time, "-print_final_stats=1"]).args([&corpus, &start]).run();
     outcome.with_context(|| {
         format!(
             "what failed lies in {}; try it with `cargo xtask fuzz {target} --input FILE`",
