@@ -54,6 +54,7 @@ enum Node {
 pub(super) fn choose(local: &Module) -> Storages {
     let mut groups = Groups::default();
     let mut wishes: BTreeMap<Node, Wish> = BTreeMap::new();
+    let mut known: HashMap<FuncId, Uses<'_>> = HashMap::new();
     for entry in &local.entries {
         let main = &local.funcs[entry.func];
         let bound = main.args.iter().zip(&entry.args).filter_map(|(&v, role)| match role {
@@ -71,7 +72,8 @@ pub(super) fn choose(local: &Module) -> Storages {
                 };
                 let arg = Node::Arg(id, i);
                 let func = &local.funcs[id];
-                wishes.entry(arg).or_insert_with(|| wish(func, func.args[i]));
+                let uses = known.entry(id).or_insert_with(|| uses(func));
+                wishes.entry(arg).or_insert_with(|| wish(func, uses, func.args[i]));
                 match param(v) {
                     Some(p) => groups.join(arg, Node::Param(p)),
                     None => drop(wishes.insert(arg, Wish::Dense)),
@@ -100,13 +102,27 @@ pub(super) fn choose(local: &Module) -> Storages {
     }
 }
 
+/// Instructions that use each value of a function, for something that a result depends on.
+type Uses<'a> = HashMap<ValueId, Vec<&'a Inst>>;
+
+fn uses(func: &Func) -> Uses<'_> {
+    let mut uses: Uses<'_> = HashMap::new();
+    for inst in super::materialise::live_insts(func).into_iter().map(|at| &func.insts[at]) {
+        for (i, &v) in inst.args.iter().enumerate() {
+            if !inst.args[..i].contains(&v) {
+                uses.entry(v).or_default().push(inst);
+            }
+        }
+    }
+    uses
+}
+
 /// What the uses of an argument ask for. An argument that nothing uses has no form of its own to be bound in, and is left dense.
-fn wish(func: &Func, v: ValueId) -> Wish {
+fn wish(func: &Func, uses: &Uses<'_>, v: ValueId) -> Wish {
     if func.results.contains(&v) {
         return Wish::Dense;
     }
-    let live = super::materialise::live_insts(func);
-    let uses = live.iter().map(|&at| &func.insts[at]).filter(|inst| inst.args.contains(&v));
+    let uses = uses.get(&v).into_iter().flatten();
     let all = uses.fold(Wish::Nothing, |all, inst| agree(&all, &wish_of_use(func, inst, v)));
     match all {
         Wish::Panels(storage) if worth(&storage, func.ty(v)) => Wish::Panels(storage),

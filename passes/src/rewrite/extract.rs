@@ -9,8 +9,10 @@
 use super::language::{Dist, Graph, op_of, operands};
 use crate::cost::Cluster;
 use crate::partition::op_time;
+use crate::solve::unite::Classes;
 use egg::{Id, Language};
 use pcc_ir::Mesh;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Steps of branch and bound a part; a layer needs a few hundred.
@@ -76,18 +78,18 @@ impl Extractor {
         let mut all = Extracted { choice: current.clone(), cost: 0.0, gap: 0.0 };
         let trees = self.cheapest_trees();
         for part in self.parts(roots) {
-            let mut best = (self.cost(current, &part), current.clone());
+            let mut best = (self.cost(current, &part), Cow::Borrowed(current));
             if part.iter().all(|r| trees.contains_key(r)) {
                 let cost = self.cost(&trees, &part);
                 if cost < best.0 {
-                    best = (cost, trees.clone());
+                    best = (cost, Cow::Borrowed(&trees));
                 }
             }
             let mut search =
                 Search { extractor: self, best_cost: best.0, best: None, steps: 0, cut: f64::INFINITY };
             search.descend(&mut Choice::new(), part.clone(), 0.0);
             if let Some(found) = search.best {
-                best = (search.best_cost, found);
+                best = (search.best_cost, Cow::Owned(found));
             }
             let needed = needed(&best.1, &part);
             all.choice.extend(needed.iter().map(|id| (*id, best.1[id].clone())));
@@ -97,38 +99,37 @@ impl Extractor {
         all
     }
 
-    /// Roots grouped so that no class is under two groups.
+    /// Roots grouped so that no class is under two groups, but for leaves, which may be shared freely: groups in the order of their last
+    /// roots. Every class is visited once.
     fn parts(&self, roots: &[Id]) -> Vec<Vec<Id>> {
-        let mut parts: Vec<(BTreeSet<Id>, Vec<Id>)> = Vec::new();
-        for &root in roots {
-            let mut under = self.under(root);
-            let mut members = vec![root];
-            parts.retain_mut(|(seen, others)| {
-                let apart = seen.is_disjoint(&under);
-                if !apart {
-                    under.append(seen);
-                    members.append(others);
+        let mut owner: BTreeMap<Id, usize> = BTreeMap::new();
+        let mut groups = Classes::default();
+        groups.extend(roots.len());
+        for (i, &root) in roots.iter().enumerate() {
+            let mut open = vec![root];
+            while let Some(id) = open.pop() {
+                let Some(class) = self.classes.get(&id) else { continue };
+                if class.nodes.iter().all(|n| matches!(n.1, Dist::Opaque(_))) {
+                    continue;
                 }
-                apart
-            });
-            members.sort_unstable();
-            members.dedup();
-            parts.push((under, members));
-        }
-        parts.into_iter().map(|p| p.1).collect()
-    }
-
-    /// Classes some choice for `root` may need and that cost something: leaves may be shared freely.
-    fn under(&self, root: Id) -> BTreeSet<Id> {
-        let (mut seen, mut open) = (BTreeSet::new(), vec![root]);
-        while let Some(id) = open.pop() {
-            let Some(class) = self.classes.get(&id) else { continue };
-            let free = class.nodes.iter().all(|n| matches!(n.1, Dist::Opaque(_)));
-            if !free && seen.insert(id) {
+                if let Some(&other) = owner.get(&id) {
+                    // What is under the class is in the other's group already.
+                    groups.unite(i, other);
+                    continue;
+                }
+                owner.insert(id, i);
                 open.extend(class.nodes.iter().flat_map(|n| operands(&n.1).iter().copied()));
             }
         }
-        seen
+        let mut parts: BTreeMap<usize, (usize, BTreeSet<Id>)> = BTreeMap::new();
+        for (i, &root) in roots.iter().enumerate() {
+            let part = parts.entry(groups.find(i)).or_default();
+            part.0 = i;
+            part.1.insert(root);
+        }
+        let mut parts: Vec<(usize, BTreeSet<Id>)> = parts.into_values().collect();
+        parts.sort_unstable_by_key(|p| p.0);
+        parts.into_iter().map(|p| p.1.into_iter().collect()).collect()
     }
 
     /// The cheapest tree of every class that has one: acyclic, because a tree costs more than its parts.
