@@ -148,8 +148,8 @@ pub fn check(module: &Module, entry: &Entry) -> Result<(), String> {
         }
     }
     let stacked = |state: &Option<(usize, u32)>| state.is_some_and(|(arg, _)| builder.copies[arg].is_some());
-    let plain = func.results.iter().zip(&state_of).filter(|(_, state)| !stacked(state));
-    plain.map(|(&v, _)| builder.outside(v).map(drop)).collect()
+    let mut plain = func.results.iter().zip(&state_of).filter(|(_, state)| !stacked(state));
+    plain.try_for_each(|(&v, _)| builder.outside(v).map(drop))
 }
 
 /// For each result: the argument whose new value it is, and its state.

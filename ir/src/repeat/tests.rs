@@ -69,7 +69,7 @@ fn an_unfolded_module_is_the_layers_one_by_one() {
     let mut params = Vec::new();
     for p in flat.params.values() {
         let mut values = [0.0f32; 2];
-        p.source.fill(&[0..2], &mut values).unwrap();
+        p.source.fill(std::slice::from_ref(&(0..2)), &mut values).unwrap();
         params.push(vector(&values.map(f64::from)));
     }
     let mut states: Vec<Tensor> = (0..5).map(|i| vector(&[i as f64, 0.5])).collect();
