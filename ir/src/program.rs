@@ -273,7 +273,7 @@ pub struct Instr {
 pub enum InstrKind {
     Kernel(Launch),
     Gemm(Gemm),
-    Attention(AttentionCall),
+    Attention(Box<AttentionCall>),
     Rows(Rows),
     Collective(CollectiveCall),
 }

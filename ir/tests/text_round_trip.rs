@@ -137,6 +137,7 @@ impl Tape<'_> {
                 rhs_batch: self.dims(),
                 lhs_contract: self.dims(),
                 rhs_contract: self.dims(),
+                result: None,
             }),
             14 => Op::Reduce(Reduce { kind: self.kind(), dims: self.dims() }),
             15 => Op::Gather(Gather { batch: self.dim(), base: self.base(mesh) }),

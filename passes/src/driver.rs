@@ -5,16 +5,17 @@ use crate::lower::{self, LowerInput};
 use crate::plan::Plan;
 use crate::report::{PassReport, Report, SearchReport, VerifyReport, report};
 use crate::solve::Solution;
-use crate::{assign_shardings, outline, partition, rewrite, solve, verify};
+use crate::{assign_shardings, cast_dtype, outline, partition, rewrite, solve, verify};
 use pcc_ir::graph::Label;
 use pcc_ir::program::{BatchPlan, ModelInfo, Program, WeightsRef};
-use pcc_ir::{Diagnostic, Mesh, Module, ValueId};
+use pcc_ir::{DType, Diagnostic, Mesh, Module, ValueId};
 use std::ops::Range;
 use std::time::Instant;
 
 /// The passes, declared once for the command line, timing and help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
+    CastDtype,
     Outline,
     SolveShardings,
     AssignShardings,
@@ -25,9 +26,10 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// In the order they run: sharding needs functions, partitioning needs shardings, rewriting needs collectives, lowering comes
+    /// In the order they run: functions are found in what is computed, sharding needs functions, partitioning needs shardings, rewriting needs collectives, lowering comes
     /// last, and the checker sees every level.
-    pub const ALL: [Pass; 7] = [
+    pub const ALL: [Pass; 8] = [
+        Pass::CastDtype,
         Pass::Outline,
         Pass::SolveShardings,
         Pass::AssignShardings,
@@ -39,6 +41,7 @@ impl Pass {
 
     pub fn name(self) -> &'static str {
         match self {
+            Pass::CastDtype => "cast_dtype",
             Pass::Outline => "outline",
             Pass::SolveShardings => "solve_shardings",
             Pass::AssignShardings => "assign_shardings",
@@ -52,6 +55,7 @@ impl Pass {
     /// One line for help.
     pub fn summary(self) -> &'static str {
         match self {
+            Pass::CastDtype => "multiply matrices and attend in bf16",
             Pass::Outline => "turn repeated parts of a flat graph into functions",
             Pass::SolveShardings => "choose a sharding for every value",
             Pass::AssignShardings => "write shardings into the module, insert reshards",
@@ -100,6 +104,8 @@ pub struct Options {
     /// Split values carried from layer to layer over tp along their sequence dim.
     pub sp: bool,
     pub batch: BatchPlan,
+    /// What matrix products and attention compute in, and what is kept of weights and caches: f32, or a 16-bit type.
+    pub dtype: DType,
     /// Bytes of device memory that bound a stage.
     pub memory: Option<u64>,
     /// A plan to replay instead of searching.
@@ -180,9 +186,10 @@ pub fn run_passes(
         let is_local = module.funcs.values().any(|f| f.values.values().any(|v| v.claim.is_some()));
         if is_local && pass != Pass::RewriteCollectives {
             return Err(Diagnostic::usage(format!("`{}` cannot run on a local module", pass.name()))
-                .help("outline,assign_shardings,partition run on a graph, in this order"));
+                .help("cast_dtype,outline,assign_shardings,partition run on a graph, in this order"));
         }
         module = match pass {
+            Pass::CastDtype => cast_dtype::cast_dtype(&module, DType::BF16)?,
             Pass::Outline => outline::outline(&module, module.mesh.pp as usize)?,
             Pass::AssignShardings => {
                 let assignment = solve(&module, sp, &cluster)?.assignment;
@@ -257,6 +264,9 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
     let cluster = Cluster::a100();
     graph.mesh = options.mesh;
     let mut run = Runner { passes: Vec::new(), print_after: options.print_after };
+    if options.dtype != DType::F32 {
+        graph = run.module(Pass::CastDtype, || cast_dtype::cast_dtype(&graph, options.dtype))?;
+    }
     let graph = run.module(Pass::Outline, || {
         let mut graph = outline::outline(&graph, options.mesh.pp as usize)?;
         solve::label_results(&mut graph)?;
@@ -291,6 +301,7 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
         local: &local,
         info: options.info.clone(),
         batch: options.batch,
+        dtype: options.dtype,
         weights: options.weights.clone(),
         memory: options.memory,
         cluster: cluster.clone(),

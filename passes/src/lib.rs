@@ -6,6 +6,7 @@ pub mod plan;
 pub mod report;
 
 pub mod assign_shardings;
+pub mod cast_dtype;
 pub mod cost;
 pub mod driver;
 pub mod partition;

@@ -6,7 +6,7 @@ use crate::codegen_client::CodegenClient;
 use crate::{diagnose, interrupt, progress};
 use pcc_frontend::{LoadOptions, Summary};
 use pcc_ir::program::{BatchPlan, WeightsRef};
-use pcc_ir::{Axis, Diagnostic, Mesh};
+use pcc_ir::{Axis, DType, Diagnostic, Mesh};
 use pcc_passes::driver::{self, Compiled, Options};
 use pcc_passes::plan::Plan;
 use pcc_passes::report::Report;
@@ -37,7 +37,7 @@ pub struct Args {
     /// What to compile for; this version takes `infer`
     #[arg(long, default_value = "infer")]
     mode: String,
-    /// Element type of computation; this version takes `f32`
+    /// Element type of weights, caches and what matrices are multiplied in: f32 or bf16
     #[arg(long, default_value = "f32")]
     dtype: String,
     /// Machine to generate code for; this version takes `cpu`
@@ -91,6 +91,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let start = Instant::now();
     check_scope(args)?;
     let mesh = mesh(args)?;
+    let dtype = dtype(args)?;
     // Generating code starts with seconds of initialisation in another process: overlap it with everything else.
     let client = args.emit.is_none().then(CodegenClient::spawn);
     let spinner = progress::spinner(args.json);
@@ -119,6 +120,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
         mesh,
         sp: args.sp,
         batch,
+        dtype,
         memory: args.memory,
         plan,
         info,
@@ -157,8 +159,18 @@ fn check_scope(args: &Args) -> Result<(), Diagnostic> {
     only("ep", &args.ep.to_string(), "1")?;
     only("cp", &args.cp.to_string(), "1")?;
     only("mode", &args.mode, "infer")?;
-    only("dtype", &args.dtype, "f32")?;
     only("target", &args.target, "cpu")
+}
+
+fn dtype(args: &Args) -> Result<DType, Diagnostic> {
+    match args.dtype.as_str() {
+        "f32" => Ok(DType::F32),
+        "bf16" => Ok(DType::BF16),
+        "f16" => Err(Diagnostic::usage("--dtype f16 is beyond this version")
+            .why("sums of f16 leave its range of 65504 in many models")
+            .help("use --dtype bf16, which is as small and has the range of f32")),
+        other => Err(Diagnostic::usage(format!("--dtype {other} is unknown")).help("it takes f32 or bf16")),
+    }
 }
 
 fn mesh(args: &Args) -> Result<Mesh, Diagnostic> {

@@ -136,7 +136,7 @@ fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeri
         devices: program.mesh.devices(),
         rows: program.batch.batch,
         micro_batches: program.batch.micro_batches,
-        tolerance: numeric::TOLERANCE,
+        tolerance: numeric::tolerance(program.dtype),
         outputs,
         seconds: start.elapsed().as_secs_f64(),
     })
@@ -154,6 +154,7 @@ fn compile_twin(
         mesh: plan.mesh,
         sp: plan.sp,
         batch: twin.batch,
+        dtype: artifact.program.dtype,
         memory: None,
         plan: Some(twin.plan),
         info: twin.info,

@@ -52,6 +52,7 @@ impl Block<'_> {
             rhs_batch: vec![],
             lhs_contract: (kept..shape.len()).collect(),
             rhs_contract: (0..contract).collect(),
+            result: None,
         };
         self.op(Op::DotGeneral(dot), &[x, w])
     }
@@ -313,8 +314,17 @@ fn one(seed: u64) -> Result<Outcome, String> {
     let batch = BatchPlan { batch: rng.within(cells, cells * 3), replicas, micro_batches };
     let module = module(rng, batch.rows() * replicas);
     let info = ModelInfo { name: "random".into(), ..ModelInfo::default() };
-    let options =
-        driver::Options { mesh, sp, batch, memory: None, plan: None, info, weights: None, print_after: None };
+    let options = driver::Options {
+        mesh,
+        sp,
+        batch,
+        dtype: DType::F32,
+        memory: None,
+        plan: None,
+        info,
+        weights: None,
+        print_after: None,
+    };
     let shown = format!("{mesh:?} sp {sp} {batch:?}");
     let compiled = match driver::compile(module, &options) {
         Ok(compiled) => compiled,

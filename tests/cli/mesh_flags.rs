@@ -78,10 +78,11 @@ fn command_lines_that_are_none() {
 #[test]
 fn beyond_this_version() {
     for (flag, value) in
-        [("--ep", "2"), ("--cp", "4"), ("--mode", "train"), ("--dtype", "bf16"), ("--target", "sm_90")]
+        [("--ep", "2"), ("--cp", "4"), ("--mode", "train"), ("--dtype", "f16"), ("--target", "sm_90")]
     {
         refused(&[flag, value], 2, &[flag, value, "beyond this version"]);
     }
+    refused(&["--dtype", "q3"], 2, &["q3", "f32 or bf16"]);
     let place = folder();
     let model = models::write(place.path(), "llama", &models::llama());
     let defaults = ["--ep", "1", "--cp", "1", "--mode", "infer", "--dtype", "f32", "--target", "cpu"];

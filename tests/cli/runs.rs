@@ -58,6 +58,36 @@ fn gpt2_is_the_same_on_every_mesh() {
     same_on("gpt2", &["--seq", "32", "--batch", "4"], &meshes, &input, "logits", &[4, 32, 101]);
 }
 
+/// Mean difference by mean magnitude.
+#[test]
+fn bf16_is_near_f32_on_every_mesh() {
+    let place = folder();
+    let input = npz::token_file(place.path(), 2, SEQ);
+    for model in ["llama", "gpt2"] {
+        let common = ["--seq", "32", "--batch", "2"];
+        let exact = outputs(model, &common, &input, "logits").1;
+        let size: f32 = exact.iter().map(|x| x.abs()).sum();
+        for mesh in [&["--tp", "1"][..], &["--tp", "3", "--sp"], &["--tp", "8"], &["--tp", "2", "--pp", "2"]]
+        {
+            let args = [&common[..], &["--dtype", "bf16"], mesh].concat();
+            let half = outputs(model, &args, &input, "logits").1;
+            let error: f32 = exact.iter().zip(&half).map(|(x, y)| (x - y).abs()).sum();
+            assert!(error > 0.0 && error <= 1e-2 * size, "{model} on {mesh:?}: {error} of {size}");
+            let artifact = models::artifact(model, &args);
+            let artifact = artifact.to_str().unwrap();
+            let report = json(place.path(), &["inspect", artifact, "--json"]);
+            assert_eq!(report["dtype"], "bf16");
+        }
+        let artifact = models::artifact(model, &[&common[..], &["--dtype", "bf16", "--tp", "3"]].concat());
+        let artifact = artifact.to_str().unwrap();
+        succeeds(place.path(), &["verify", artifact, "--numeric"]);
+        let tokenizer = models::tokenizer(place.path());
+        let prompt = ["--tokenizer", &tokenizer, "--prompt", "w1 w2", "--max-tokens", "4", "--json"];
+        let made = json(place.path(), &[&["generate", artifact][..], &prompt].concat());
+        assert_eq!(made["tokens"].as_array().map(Vec::len), Some(4), "{made}");
+    }
+}
+
 #[test]
 fn bert_is_the_same_on_every_mesh() {
     let place = folder();

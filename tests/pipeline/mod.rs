@@ -70,6 +70,7 @@ fn one(seed: u64) -> Result<usize, String> {
         local: &local,
         info: ModelInfo::default(),
         batch: BatchPlan { batch: mesh.dp as usize, replicas: mesh.dp as usize, micro_batches: 1 },
+        dtype: pcc_ir::DType::F32,
         weights: None,
         memory: None,
         cluster: Cluster::a100(),

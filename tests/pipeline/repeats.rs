@@ -40,6 +40,7 @@ fn compile(module: &Module, mesh: Mesh, sp: bool, plan: Option<Plan>) -> Compile
     let options = Options {
         mesh,
         sp,
+        dtype: pcc_ir::DType::F32,
         batch: BatchPlan { batch: 2, replicas: 1, micro_batches: 1 },
         memory: None,
         plan,

@@ -65,6 +65,9 @@ pub(super) enum WithAttributes {
         rhs_batch: Vec<usize>,
         lhs_contract: Vec<usize>,
         rhs_contract: Vec<usize>,
+        /// Element type of the result; the operands' without one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        result: Option<DTypeName>,
     },
     /// Reduces and drops the dims (increasing).
     Reduce {
@@ -156,15 +159,17 @@ pub(super) enum DTypeName {
 }
 
 impl DTypeName {
-    const ALL: [(DTypeName, DType); 7] = [
-        (DTypeName::F64, DType::F64),
-        (DTypeName::F32, DType::F32),
-        (DTypeName::Bf16, DType::BF16),
-        (DTypeName::F16, DType::F16),
-        (DTypeName::I64, DType::I64),
-        (DTypeName::I32, DType::I32),
-        (DTypeName::Bool, DType::Bool),
-    ];
+    fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F64 => DTypeName::F64,
+            DType::F32 => DTypeName::F32,
+            DType::BF16 => DTypeName::Bf16,
+            DType::F16 => DTypeName::F16,
+            DType::I64 => DTypeName::I64,
+            DType::I32 => DTypeName::I32,
+            DType::Bool => DTypeName::Bool,
+        }
+    }
 
     fn dtype(self) -> DType {
         match self {
@@ -212,8 +217,9 @@ impl OpJson {
             W::Slice { start, limit } => Op::Slice(ops::Slice { start, limit }),
             W::Concat(dim) => Op::Concat(dim),
             W::Pad { low, high, value } => Op::Pad(ops::Pad { low, high, value: value.0 }),
-            W::DotGeneral { lhs_batch, rhs_batch, lhs_contract, rhs_contract } => {
-                Op::DotGeneral(ops::DotGeneral { lhs_batch, rhs_batch, lhs_contract, rhs_contract })
+            W::DotGeneral { lhs_batch, rhs_batch, lhs_contract, rhs_contract, result } => {
+                let result = result.map(DTypeName::dtype);
+                Op::DotGeneral(ops::DotGeneral { lhs_batch, rhs_batch, lhs_contract, rhs_contract, result })
             }
             W::Reduce { kind, dims } => {
                 let kind = match kind {
@@ -251,15 +257,16 @@ impl OpJson {
                 },
             },
             Op::Iota(ops::Iota { ty, dim, base: None }) => W::Iota { ty: TypeText(ty), dim },
-            Op::Convert(dtype) => W::Convert(DTypeName::ALL.into_iter().find(|(_, d)| *d == dtype)?.0),
+            Op::Convert(dtype) => W::Convert(DTypeName::of(dtype)),
             Op::Broadcast(ops::Broadcast { shape, dims }) => W::Broadcast { shape, dims },
             Op::Reshape(shape) => W::Reshape(shape),
             Op::Transpose(perm) => W::Transpose(perm),
             Op::Slice(ops::Slice { start, limit }) => W::Slice { start, limit },
             Op::Concat(dim) => W::Concat(dim),
             Op::Pad(ops::Pad { low, high, value }) => W::Pad { low, high, value: Float(value) },
-            Op::DotGeneral(ops::DotGeneral { lhs_batch, rhs_batch, lhs_contract, rhs_contract }) => {
-                W::DotGeneral { lhs_batch, rhs_batch, lhs_contract, rhs_contract }
+            Op::DotGeneral(ops::DotGeneral { lhs_batch, rhs_batch, lhs_contract, rhs_contract, result }) => {
+                let result = result.map(DTypeName::of);
+                W::DotGeneral { lhs_batch, rhs_batch, lhs_contract, rhs_contract, result }
             }
             Op::Reduce(ops::Reduce { kind, dims }) => {
                 let kind = match kind {

@@ -157,6 +157,7 @@ impl<'a> FuncBuilder<'a> {
             rhs_batch: vec![],
             lhs_contract: (rank.saturating_sub(inputs)..rank).collect(),
             rhs_contract: (0..inputs).collect(),
+            result: None,
         };
         self.op(Op::DotGeneral(dot), &[x, w], &loc)
     }

@@ -32,6 +32,7 @@ impl Head {
             rhs_batch: vec![],
             lhs_contract: vec![last],
             rhs_contract: vec![1],
+            result: None,
         };
         let loc = f.loc("head");
         let logits = f.op(Op::DotGeneral(dot), &[x, table], &loc)?;

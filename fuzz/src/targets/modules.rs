@@ -85,7 +85,8 @@ pub fn pipeline(data: &[u8]) {
 }
 
 pub fn options(mesh: Mesh, sp: bool, batch: BatchPlan, info: ModelInfo) -> Options {
-    Options { mesh, sp, batch, memory: None, plan: None, info, weights: None, print_after: None }
+    let dtype = pcc_ir::DType::F32;
+    Options { mesh, sp, batch, dtype, memory: None, plan: None, info, weights: None, print_after: None }
 }
 
 /// Compiles, and holds what comes of it to its promises.

@@ -13,6 +13,7 @@ mod tensor;
 
 pub use func::{eval_entry, eval_func, eval_spmd};
 pub use layout::{shard, unshard};
+pub(crate) use tensor::rounded;
 pub use tensor::{At, Tensor, round_to};
 
 pub(crate) use collective::piece_of;

@@ -134,6 +134,14 @@ pub fn round_to(dtype: DType, x: f64) -> f64 {
     }
 }
 
+/// Elements rounded to a 16-bit type; others, which computing in f64 stands for, as they are.
+pub(crate) fn rounded(mut t: Tensor) -> Tensor {
+    if matches!(t.ty.dtype, DType::BF16 | DType::F16) {
+        t.data.iter_mut().for_each(|x| *x = round_to(t.ty.dtype, *x));
+    }
+    t
+}
+
 /// Rounds to `digits` binary digits (the hidden one counted), exponents from `low` (subnormals below) to `high`.
 /// Scaling by powers of two is exact in f64, so there is one rounding.
 fn round_bits(x: f64, digits: i32, low: i32, high: i32) -> f64 {

@@ -3,7 +3,7 @@
 
 use super::{Define, Op, need, need_float, operands};
 use crate::Diagnostic;
-use crate::eval::{At, Tensor};
+use crate::eval::{At, Tensor, rounded};
 use crate::graph::{Func, ValueId};
 use crate::ops::{BinaryKind, CompareKind, DotGeneral, UnaryKind};
 use crate::rule::{FactorKind, Rule, Split};
@@ -147,7 +147,7 @@ impl Define for Attention {
                 row.iter_mut().zip(vs).for_each(|(o, x)| *o += weight / sum * x);
             }
         }
-        Ok(vec![out])
+        Ok(vec![rounded(out)])
     }
 
     fn decompose(&self, f: &mut Func, args: &[ValueId]) -> Option<Result<Vec<ValueId>, Diagnostic>> {
@@ -166,6 +166,7 @@ impl Attention {
             rhs_batch: vec![0, 2],
             lhs_contract: vec![4],
             rhs_contract: vec![3],
+            result: None,
         };
         let products = f.one(Op::DotGeneral(dot), &[q, k])?;
         let mut scores = f.scaled(products, self.scale)?;
@@ -201,6 +202,7 @@ impl Attention {
             rhs_batch: vec![0, 2],
             lhs_contract: vec![4],
             rhs_contract: vec![1],
+            result: None,
         };
         let mixed = f.one(Op::DotGeneral(dot), &[weights, v])?;
         Ok(vec![f.one(Op::Transpose(vec![0, 2, 1, 3, 4]), &[mixed])?])

@@ -1,9 +1,9 @@
 //! General matrix product.
 
 use super::{Define, Op, need_dim, need_float, operands};
-use crate::eval::{At, Tensor, strides};
+use crate::eval::{At, Tensor, rounded, strides};
 use crate::rule::{FactorKind, Rule, Split};
-use crate::types::{ReduceKind, Type};
+use crate::types::{DType, ReduceKind, Type};
 use serde::{Deserialize, Serialize};
 
 /// General matrix product. Result dims: batch dims, then the lhs's free dims, then the rhs's free dims, each in order.
@@ -13,6 +13,9 @@ pub struct DotGeneral {
     pub rhs_batch: Vec<usize>,
     pub lhs_contract: Vec<usize>,
     pub rhs_contract: Vec<usize>,
+    /// Element type of the result (StableHLO's preferred element type); the operands' without one. Sums are rounded once, to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<DType>,
 }
 
 impl DotGeneral {
@@ -55,7 +58,11 @@ impl Define for DotGeneral {
         }
         let left = self.lhs_batch.iter().copied().chain(self.lhs_free(lhs.rank())).map(|d| lhs.shape[d]);
         let right = self.rhs_free(rhs.rank()).into_iter().map(|d| rhs.shape[d]);
-        Ok(vec![Type::new(lhs.dtype, left.chain(right).collect::<Vec<_>>())])
+        let dtype = self.result.unwrap_or(lhs.dtype);
+        if !dtype.is_float() {
+            return Err(format!("the result of a product cannot be {dtype}"));
+        }
+        Ok(vec![Type::new(dtype, left.chain(right).collect::<Vec<_>>())])
     }
 
     fn rule(&self, args: &[&Type], _: &[&Type]) -> Rule {
@@ -115,7 +122,7 @@ impl Define for DotGeneral {
                 row.iter_mut().zip(line).for_each(|(sum, &y)| *sum += x * y);
             }
         }
-        Ok(vec![Tensor { ty: results[0].clone(), data: out }])
+        Ok(vec![rounded(Tensor { ty: results[0].clone(), data: out })])
     }
 }
 
@@ -141,6 +148,7 @@ mod tests {
             rhs_batch: vec![0],
             lhs_contract: vec![2, 3],
             rhs_contract: vec![2, 3],
+            result: None,
         };
         let want = [
             3.3310250349,

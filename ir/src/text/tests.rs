@@ -18,8 +18,13 @@ fn module() -> Module {
     let x = f.arg(Type::f32([4, 6]), "x");
     let w = f.arg(Type::f32([6, 5]), "");
     f.values[x].labels = vec![Some(Label::Batch), None];
-    let dot =
-        DotGeneral { lhs_batch: vec![], rhs_batch: vec![], lhs_contract: vec![1], rhs_contract: vec![0] };
+    let dot = DotGeneral {
+        lhs_batch: vec![],
+        rhs_batch: vec![],
+        lhs_contract: vec![1],
+        rhs_contract: vec![0],
+        result: None,
+    };
     let y = f.apply(Op::DotGeneral(dot), &[x, w], "fc.weight").unwrap()[0];
     f.values[y].sharding = Some(sharding.clone());
     let z = f.apply(Op::Binary(BinaryKind::Add), &[y, y], "").unwrap()[0];

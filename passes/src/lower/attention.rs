@@ -58,7 +58,7 @@ impl FuncLowering<'_> {
             let buf = self.frame_buffer(&Type::f32([bytes / 4]));
             call.scratch = Some(Self::loc(&View { buf, offset: 0, strides: vec![1] }, 4));
         }
-        self.emit(InstrKind::Attention(call), &what, String::new());
+        self.emit(InstrKind::Attention(Box::new(call)), &what, String::new());
         Ok(())
     }
 

@@ -230,7 +230,10 @@ impl FuncLowering<'_> {
             Op::Gather(g) if self.packed.contains_key(&inst.args[0]) => self.lower_look_up(inst, g),
             Op::Attention(a) => self.lower_attention(inst, a),
             Op::Collective(c) => self.lower_collective(inst, c),
-            Op::Rope(r) => self.lower_rope(inst, r),
+            Op::Rope(r) => self.lower_rope(inst, r, out),
+            Op::Convert(_) if let Some((rotated, r)) = self.rotation(inst.args[0]) => {
+                self.lower_rope(rotated, r, out)
+            }
             Op::Reduce(r) => self.lower_reduce(inst, r),
             Op::Concat(dim) => self.lower_concat(inst, *dim),
             Op::Pad(p) => self.lower_pad(inst, p),

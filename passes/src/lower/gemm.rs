@@ -52,14 +52,19 @@ impl FuncLowering<'_> {
         view.ok_or_else(|| Diagnostic::internal(format!("{v} enters an instruction without a buffer")))
     }
 
-    fn emit_product(&mut self, p: Product, alpha: f64, views: [&View; 3], what: &str) {
+    fn emit_product(&mut self, p: Product, alpha: f64, views: [(&View, DType); 3], what: &str) {
         let (mut m, mut n, mut k) = (merge(&p.m), merge(&p.n), merge(&p.k));
         let (m1, n1, k1) = (take_longest(&mut m), take_longest(&mut n), take_longest(&mut k));
         let mut outer = p.batch;
         outer.extend(m);
         outer.extend(n);
         let batch = merge(&outer);
-        let matrix = |view: &View, row, col| Matrix { loc: Self::loc(view, 4), dtype: DType::F32, row, col };
+        let matrix = |(view, dtype): (&View, DType), row, col| Matrix {
+            loc: Self::loc(view, dtype.bytes()),
+            dtype,
+            row,
+            col,
+        };
         let gemm = Gemm {
             m: Extent::full(m1.extent as u64),
             n: Extent::full(n1.extent as u64),
@@ -85,13 +90,12 @@ impl FuncLowering<'_> {
             return self.lower_weight(inst, dot, side, packed);
         }
         let (lhs, rhs, out) = (inst.args[0], inst.args[1], inst.results[0]);
-        for v in [lhs, rhs, out] {
-            if self.func.ty(v).dtype != DType::F32 {
-                return Err(Diagnostic::input(format!("a matrix product of {}", self.func.ty(v).dtype))
-                    .at(Self::what(inst))
-                    .why("the CPU target multiplies f32 matrices")
-                    .help("convert the operands to f32 before the product"));
-            }
+        let types = [lhs, rhs, out].map(|v| self.func.ty(v).dtype);
+        if let Some(dtype) = types.iter().find(|d| !matches!(d, DType::F32 | DType::BF16 | DType::F16)) {
+            return Err(Diagnostic::input(format!("a matrix product of {dtype}"))
+                .at(Self::what(inst))
+                .why("the CPU target multiplies f32, bf16 and f16 matrices")
+                .help("convert the operands to f32 before the product"));
         }
         let (mut a, mut b) = (self.view(lhs)?, self.view(rhs)?);
         let c = self.destination(out);
@@ -102,7 +106,7 @@ impl FuncLowering<'_> {
             b = self.dense_copy(rhs, &dot.rhs_batch, &dot.rhs_contract, &what)?;
             p = self.dot_dims(dot, inst, &a, &b, &c);
         }
-        self.emit_product(p, 1.0, [&a, &b, &c], &Self::what(inst));
+        self.emit_product(p, 1.0, [(&a, types[0]), (&b, types[1]), (&c, types[2])], &Self::what(inst));
         Ok(())
     }
 

@@ -80,6 +80,7 @@ pub(super) fn plan(func: &Func, packed: &HashSet<ValueId>) -> Materialise {
         p.visit(inst, &uses);
     }
     let mut owned = p.owned;
+    fuse_conversions(func, &def, &dead, &uses, &mut owned);
     cut_deep_expressions(func, &dead, &mut owned);
     let layout = transposed_layouts(func, &dead, &uses, &owned, packed);
     Materialise { def, owned, layout, dead }
@@ -175,6 +176,40 @@ impl Planner<'_> {
             if self.is_dense_source(under) { self.own_base(under) } else { self.own(under) }
         }
     }
+}
+
+/// Norms and rotations that only a conversion reads are computed where it is made, in its type, and not stored before.
+fn fuse_conversions(
+    func: &Func,
+    def: &HashMap<ValueId, InstId>,
+    dead: &HashSet<InstId>,
+    uses: &HashMap<ValueId, u32>,
+    owned: &mut HashSet<ValueId>,
+) {
+    for (at, inst) in func.insts.iter().enumerate() {
+        let (Op::Convert(_), &[from], &[to]) = (&inst.op, &inst.args[..], &inst.results[..]) else {
+            continue;
+        };
+        let Some(&made) = def.get(&from) else { continue };
+        let only = uses.get(&from) == Some(&1) && !func.results.contains(&from);
+        if dead.contains(&at) || !only || !owned.contains(&to) || !func.ty(to).dtype.is_float() {
+            continue;
+        }
+        let fits = match &func.insts[made].op {
+            Op::Rope(_) => true,
+            // Reductions stay in the order of the function, in which they are checked.
+            Op::RmsNorm(_) | Op::LayerNorm(_) => func.insts[made + 1..at].iter().all(|i| !reduces(&i.op)),
+            _ => false,
+        };
+        if fits {
+            owned.remove(&from);
+        }
+    }
+}
+
+/// Ops that become kernels which reduce rows.
+fn reduces(op: &Op) -> bool {
+    matches!(op, Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Softmax(_) | Op::Reduce(_))
 }
 
 /// Owns intermediate values of very large expressions.

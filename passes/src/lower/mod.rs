@@ -46,6 +46,8 @@ pub struct LowerInput<'a> {
     pub local: &'a Module,
     pub info: ModelInfo,
     pub batch: BatchPlan,
+    /// What products compute in.
+    pub dtype: DType,
     pub weights: Option<WeightsRef>,
     /// Bytes of device memory, when a stage must be bounded.
     pub memory: Option<u64>,
@@ -104,7 +106,7 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
         version: VERSION,
         model: input.info.clone(),
         mesh: local.mesh,
-        dtype: DType::F32,
+        dtype: input.dtype,
         batch: input.batch,
         kernels: kernels.kernels,
         params: params.collect::<Result<_, Diagnostic>>()?,

@@ -6,7 +6,7 @@ use super::kernel_build::KernelBuilder;
 use pcc_ir::kernel::At;
 use pcc_ir::ops::{BinaryKind, Op, Pad, Reduce, Rope, Update};
 use pcc_ir::program::Scalar;
-use pcc_ir::{Diagnostic, Func, Inst, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Func, Inst, Type, ValueId};
 
 /// Arguments that an `update` may change in place: used by nothing else, and its result is a result of the function.
 pub(super) fn in_place_pairs(func: &Func) -> Vec<(usize, usize)> {
@@ -29,9 +29,22 @@ pub(super) fn in_place_pairs(func: &Func) -> Vec<(usize, usize)> {
     pairs
 }
 
+impl<'a> FuncLowering<'a> {
+    /// The rotation that makes `v`, if that is stored where it is converted and not before.
+    pub fn rotation(&self, v: ValueId) -> Option<(&'a Inst, &'a Rope)> {
+        let func: &'a Func = self.func;
+        let inst = func.insts.get(*self.def.get(&v)?)?;
+        match &inst.op {
+            Op::Rope(r) if !self.owned.contains(&v) => Some((inst, r)),
+            _ => None,
+        }
+    }
+}
+
 impl FuncLowering<'_> {
-    pub fn lower_rope(&mut self, inst: &Inst, rope: &Rope) -> Result<(), Diagnostic> {
-        let (x, cos, sin, out) = (inst.args[0], inst.args[1], inst.args[2], inst.results[0]);
+    /// `out` is what the rotation makes, or a conversion of it.
+    pub fn lower_rope(&mut self, inst: &Inst, rope: &Rope, out: ValueId) -> Result<(), Diagnostic> {
+        let (x, cos, sin) = (inst.args[0], inst.args[1], inst.args[2]);
         let ty = self.func.ty(out).clone();
         let last = ty.rank() - 1;
         let half = self.func.ty(cos).shape[2];
@@ -59,21 +72,22 @@ impl FuncLowering<'_> {
         self.store(&mut k, &to, &second, &ty, hi);
         self.launch(k.finish("rope"), &Self::what(inst));
         if 2 * half < ty.shape[last] {
-            self.copy_tail(x, &to, last, 2 * half, &Self::what(inst))?;
+            self.copy_tail(x, &to, ty.dtype, last, 2 * half, &Self::what(inst))?;
         }
         Ok(())
     }
 
-    /// Copies elements `from..` of dim `dim` of `v` to the same place of `to`.
+    /// Copies elements `from..` of dim `dim` of `v` to the same place of `to`, which has elements of `dtype`.
     fn copy_tail(
         &mut self,
         v: ValueId,
         to: &View,
+        dtype: DType,
         dim: usize,
         from: usize,
         what: &str,
     ) -> Result<(), Diagnostic> {
-        let ty = self.func.ty(v).clone();
+        let ty = Type { dtype, ..self.func.ty(v).clone() };
         let mut shape = ty.shape.clone();
         shape[dim] -= from;
         let mut k = KernelBuilder::new(shape.iter().map(|&n| n as i64).collect());

@@ -46,7 +46,13 @@ impl Build {
 
 fn dot(lhs: &[usize], rhs: &[usize]) -> Op {
     let (lhs_contract, rhs_contract) = (lhs.to_vec(), rhs.to_vec());
-    Op::DotGeneral(DotGeneral { lhs_batch: vec![], rhs_batch: vec![], lhs_contract, rhs_contract })
+    Op::DotGeneral(DotGeneral {
+        lhs_batch: vec![],
+        rhs_batch: vec![],
+        lhs_contract,
+        rhs_contract,
+        result: None,
+    })
 }
 
 fn module(mesh: Mesh, build: impl FnOnce(&mut Build) -> Vec<ValueId>) -> (Module, FuncId) {

@@ -45,8 +45,13 @@ impl Build {
     /// A product that is left unreduced over tp.
     fn product(&mut self) -> ValueId {
         let (a, w) = (self.arg([6, 10], split(1)), self.arg([10, 8], split(0)));
-        let dot =
-            DotGeneral { lhs_batch: vec![], rhs_batch: vec![], lhs_contract: vec![1], rhs_contract: vec![0] };
+        let dot = DotGeneral {
+            lhs_batch: vec![],
+            rhs_batch: vec![],
+            lhs_contract: vec![1],
+            rhs_contract: vec![0],
+            result: None,
+        };
         self.op(Op::DotGeneral(dot), &[a, w], partial())
     }
 

@@ -52,6 +52,7 @@ pub fn dot(f: &mut Func, x: ValueId, w: ValueId, n: usize, loc: &str) -> ValueId
         rhs_contract: (0..n).collect(),
         lhs_batch: vec![],
         rhs_batch: vec![],
+        result: None,
     };
     op(f, Op::DotGeneral(d), &[x, w], loc)
 }
@@ -181,6 +182,7 @@ fn head(z: &Sizes, s: usize, last: bool) -> Func {
         rhs_contract: vec![1],
         lhs_batch: vec![],
         rhs_batch: vec![],
+        result: None,
     };
     let logits = op(&mut f, Op::DotGeneral(d), &[x, w], "lm_head");
     f.results = vec![logits];

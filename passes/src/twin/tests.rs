@@ -48,6 +48,7 @@ fn compiles_and_runs(twin: &Twin) -> driver::Compiled {
         mesh: twin.plan.mesh,
         sp: twin.plan.sp,
         batch: twin.batch,
+        dtype: pcc_ir::DType::F32,
         memory: None,
         plan: Some(twin.plan.clone()),
         info: twin.info.clone(),

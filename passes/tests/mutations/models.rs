@@ -19,6 +19,7 @@ pub fn compiled(module: Module, mesh: Mesh, rows: usize, sp: bool) -> Compiled {
         mesh,
         sp,
         batch: BatchPlan { batch: rows, replicas: mesh.dp as usize, micro_batches: 1 },
+        dtype: DType::F32,
         memory: None,
         info: ModelInfo::default(),
         weights: None,

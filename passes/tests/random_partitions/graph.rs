@@ -123,6 +123,7 @@ fn dot(b: &mut Builder, x: ValueId) -> ValueId {
             rhs_batch: vec![],
             lhs_contract: (rank - contract..rank).collect(),
             rhs_contract: dims,
+            result: None,
         };
         let small = x_shape[..rank - contract].iter().chain(&free).product::<usize>() <= LARGEST;
         return if small { b.op(Op::DotGeneral(dot), &[x, w]) } else { unary(b, x) };
@@ -144,6 +145,7 @@ fn dot(b: &mut Builder, x: ValueId) -> ValueId {
         rhs_batch: batch,
         lhs_contract: contract.clone(),
         rhs_contract: contract,
+        result: None,
     };
     b.op(Op::DotGeneral(dot), &[x, x])
 }
@@ -274,8 +276,13 @@ fn attention(b: &mut Builder) -> ValueId {
         }
         let (x, w) =
             (b.arg(Type::f32([&shape[..2], &[3]].concat())), b.arg(Type::f32([&[3], &shape[2..]].concat())));
-        let dot =
-            DotGeneral { lhs_batch: vec![], rhs_batch: vec![], lhs_contract: vec![2], rhs_contract: vec![0] };
+        let dot = DotGeneral {
+            lhs_batch: vec![],
+            rhs_batch: vec![],
+            lhs_contract: vec![2],
+            rhs_contract: vec![0],
+            result: None,
+        };
         b.op(Op::DotGeneral(dot), &[x, w])
     });
     let (q_pos, k_pos) = (b.integers([batch, s], 0, 5), b.integers([batch, t], -1, 5));
@@ -296,6 +303,7 @@ fn attention(b: &mut Builder) -> ValueId {
         rhs_batch: vec![],
         lhs_contract: contract.0,
         rhs_contract: contract.1,
+        result: None,
     };
     b.op(Op::DotGeneral(dot), &[y, w])
 }

@@ -106,7 +106,8 @@ impl Builder {
         let [sa, sw] = s;
         let args = vec![self.reshard(a, sa), self.reshard(w, sw)];
         let (lhs_contract, rhs_contract) = (vec![1], vec![0]);
-        let dot = DotGeneral { lhs_batch: vec![], rhs_batch: vec![], lhs_contract, rhs_contract };
+        let dot =
+            DotGeneral { lhs_batch: vec![], rhs_batch: vec![], lhs_contract, rhs_contract, result: None };
         let v = self.f.push(Op::DotGeneral(dot), args, vec![Type::f32([rows, columns])], "")[0];
         let partial = vec![(axis, ReduceKind::Sum)];
         self.f.values[v].sharding = Some(Sharding { partial, ..Sharding::replicated(2) });

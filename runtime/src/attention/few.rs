@@ -240,7 +240,7 @@ unsafe fn weigh<V: Simd>(
 ) -> [f32; FEW] {
     let (_, softcap) = a.factors();
     let mut shrink = [0.0; FEW];
-    for row in 0..rows {
+    for (row, shrink) in shrink.iter_mut().enumerate().take(rows) {
         // SAFETY: the caller's promise; a row has KEYS scores, a whole number of registers.
         unsafe {
             let scores = std::slice::from_raw_parts_mut(state.p.add(row * KEYS), KEYS);
@@ -256,7 +256,8 @@ unsafe fn weigh<V: Simd>(
             for (x, &k) in scores.iter_mut().zip(k_pos) {
                 let (slope, from) = state.slopes[row];
                 *x += slope * (k as f32 - from);
-                if !all && !(state.low[row] < k && k <= state.high[row]) {
+                let sees = state.low[row] < k && k <= state.high[row];
+                if !(all || sees) {
                     *x = f32::NEG_INFINITY;
                 }
             }
@@ -275,8 +276,8 @@ unsafe fn weigh<V: Simd>(
                 sum = sum.add(weight);
             }
             V::splat(old - max).exp2().store(lanes.as_mut_ptr());
-            shrink[row] = lanes[0];
-            state.sum[row] = state.sum[row] * shrink[row] + sum.sum();
+            *shrink = lanes[0];
+            state.sum[row] = state.sum[row] * *shrink + sum.sum();
             state.max[row] = max;
         }
     }

@@ -134,8 +134,8 @@ struct Head {
 /// Which keys the rows of a tile see: those with a position above `low` and not above `high`, which are those of a row.
 struct Sight {
     /// Least and largest of the rows' bounds.
-    lows: Range<i32>,
-    highs: Range<i32>,
+    lows: (i32, i32),
+    highs: (i32, i32),
 }
 
 /// A run of keys of which some row sees some.
@@ -268,7 +268,8 @@ impl Attention<'_> {
         high: *mut i32,
     ) -> Sight {
         let q_pos = self.q_positions(batch);
-        let mut sight = Sight { lows: i32::MAX..i32::MIN, highs: i32::MAX..i32::MIN };
+        let none = (i32::MAX, i32::MIN);
+        let mut sight = Sight { lows: none, highs: none };
         let count = rows.len();
         for (i, row) in rows.enumerate() {
             // SAFETY: the caller's promise.
@@ -276,8 +277,8 @@ impl Attention<'_> {
             let behind = |w: u64| (i64::from(at.unwrap_or(0)) - w.min(1 << 40) as i64).max(-1) as i32;
             let (l, h) =
                 (self.call.window.map_or(-1, behind), at.filter(|_| self.call.causal).unwrap_or(i32::MAX));
-            sight.lows = sight.lows.start.min(l)..sight.lows.end.max(l);
-            sight.highs = sight.highs.start.min(h)..sight.highs.end.max(h);
+            sight.lows = (sight.lows.0.min(l), sight.lows.1.max(l));
+            sight.highs = (sight.highs.0.min(h), sight.highs.1.max(h));
             // SAFETY: the caller's promise.
             unsafe { (low.add(i).write(l), high.add(i).write(h)) };
         }
@@ -292,10 +293,10 @@ impl Attention<'_> {
 impl Sight {
     /// The part of a run of keys, with these positions, that some row may see.
     fn of(&self, positions: &[i32]) -> Option<Seen> {
-        let some = |k: &i32| *k > self.lows.start && *k <= self.highs.end;
+        let some = |k: &i32| *k > self.lows.0 && *k <= self.highs.1;
         let first = positions.iter().position(some)?;
         let end = positions.iter().rposition(some)? + 1;
-        let all = positions[first..end].iter().all(|&k| k > self.lows.end && k <= self.highs.start);
+        let all = positions[first..end].iter().all(|&k| k > self.lows.1 && k <= self.highs.0);
         Some(Seen { keys: first..end, all })
     }
 }

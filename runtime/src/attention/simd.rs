@@ -373,9 +373,9 @@ impl Simd for Portable {
 
     unsafe fn select_less(self, bound: Self, then: Self, other: Self) -> Self {
         let mut out = other.0;
-        for i in 0..8 {
+        for (i, x) in out.iter_mut().enumerate() {
             if self.0[i] < bound.0[i] {
-                out[i] = then.0[i];
+                *x = then.0[i];
             }
         }
         Self(out)

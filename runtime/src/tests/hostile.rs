@@ -130,7 +130,7 @@ fn rich() -> Program {
 fn attention(s: u64, t: u64, step: i64) -> InstrKind {
     let of = |loc, dtype, strides: &[i64]| Strided { loc, dtype, strides: strides.to_vec() };
     let split = AttentionCall::splits_keys(s, 1, t);
-    InstrKind::Attention(AttentionCall {
+    InstrKind::Attention(Box::new(AttentionCall {
         b: 1.into(),
         s: s.into(),
         t: t.into(),
@@ -150,7 +150,7 @@ fn attention(s: u64, t: u64, step: i64) -> InstrKind {
         slopes: Some(of(frame(64), DType::F32, &[0, 0])),
         out: of(frame(3072), DType::F32, &[0, 4, 0, 0, 1]),
         scratch: split.then_some(frame(3200)),
-    })
+    }))
 }
 
 /// Runs a program if it is accepted. Only what an accepted program may do is allowed: finish, or fail with a run error that is no

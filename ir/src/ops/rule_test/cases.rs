@@ -125,6 +125,7 @@ fn contractions() -> Vec<Case> {
             rhs_batch: rhs_batch.to_vec(),
             lhs_contract: lhs.to_vec(),
             rhs_contract: rhs.to_vec(),
+            result: None,
         })
     };
     let reduce = |kind, dims: &[usize], ty| case(Op::Reduce(Reduce { kind, dims: dims.to_vec() }), &[ty]);
