@@ -7,75 +7,122 @@
 //! order finds the assignment, and cost and bound differ by the reported gap.
 
 use super::network::{Choice, Cost, INFINITE, Network, Table, Var, add};
+use super::value_bounds::Left;
 use std::collections::BTreeSet;
 
 /// Partial assignments kept by the beam when the elimination was not exact.
 const BEAM: usize = 64;
 
+/// Bounds of joined tables that are tried in order, each again while that rules out much.
+const STEPS: [usize; 3] = [1 << 11, 1 << 14, 1 << 18];
+const TRIES: usize = 3;
+
+/// A search looks first among values that allow a cost of one part in so many above the bound.
+const NEAR: Cost = 32;
+
 /// Everything that mentions a variable when its turn came.
-struct Bucket {
-    var: Var,
-    tables: Vec<Table>,
-    /// What the bucket passed on; each message was put into another bucket, or into the constant.
-    messages: Vec<Table>,
+pub(super) struct Bucket {
+    pub(super) var: Var,
+    pub(super) tables: Vec<Table>,
+    /// The bucket and the message of it that each table is; none for tables of the network.
+    pub(super) origins: Vec<Option<(usize, usize)>>,
+    /// The tables that were joined; one group when the bucket is exact.
+    pub(super) groups: Vec<Vec<usize>>,
+    /// What each group passed on; each message was put into another bucket, or into the constant.
+    pub(super) messages: Vec<Table>,
+}
+
+/// A network whose variables were eliminated one after another.
+pub(super) struct Elimination {
+    pub(super) buckets: Vec<Bucket>,
+    /// No assignment costs less.
+    pub(super) bound: Cost,
 }
 
 /// The least-cost assignment; exact when no joined table passes `limit` entries, and often when some do: a bounded search
-/// whose cost meets its own lower bound is optimal, so cheap bounds are tried first. Ties take the lowest value index in
-/// elimination order, so the outcome is the same everywhere.
+/// whose cost meets its own lower bound is optimal, so cheap bounds are tried first. Values that such a search proves to cost more than what it
+/// found are left out of the next, and for a try those that cost a little more than its bound: what is found then is the least if it
+/// costs no more. Ties take the lowest value index in elimination order, so the outcome is the same everywhere.
 pub fn minimise(net: &Network, limit: usize) -> Choice {
-    let order = min_fill(net);
-    let mut best: Option<Choice> = None;
-    for step in [1 << 11, 1 << 14, 1 << 18, limit] {
-        let Choice { values, cost, bound } = bounded(net, &order, step.min(limit));
-        let bound = best.as_ref().map_or(bound, |b| b.bound.max(bound));
-        best = match best {
-            Some(b) if b.cost <= cost => Some(Choice { bound: bound.min(b.cost), ..b }),
-            _ => Some(Choice { values, cost, bound: bound.min(cost) }),
-        };
-        if step >= limit || best.as_ref().is_some_and(|b| b.bound == b.cost) {
+    let mut left = Left::all(net);
+    let mut best = Choice { values: vec![0; net.domains.len()], cost: INFINITE, bound: 0 };
+    for step in STEPS.into_iter().chain([limit]) {
+        for _ in 0..TRIES {
+            let done = search(&left, step.min(limit), INFINITE, &mut best);
+            if step >= limit || best.bound == best.cost {
+                return best;
+            }
+            let bounds = done.value_bounds(&left.net);
+            let near = best.cost.min(add(best.bound, best.bound / NEAR));
+            let tried = left.within(&bounds, near);
+            if near < best.cost && tried.entries() <= left.entries() / 2 {
+                search(&tried, step, near, &mut best);
+            }
+            let next = left.within(&bounds, best.cost);
+            let little = next.entries() > left.entries() / 4 * 3;
+            left = next;
+            if best.bound == best.cost || little {
+                break;
+            }
+        }
+        if best.bound == best.cost {
             break;
         }
     }
-    best.unwrap_or(Choice { values: vec![0; net.domains.len()], cost: INFINITE, bound: 0 })
+    best
 }
 
-/// One elimination in the given order with joined tables of at most `limit` entries.
-fn bounded(net: &Network, order: &[Var], limit: usize) -> Choice {
-    let mut place = vec![usize::MAX; net.domains.len()];
-    for (i, &v) in order.iter().enumerate() {
-        place[v] = i;
+/// One elimination of what is left, where everything left out costs more than `outside`: betters the best and its bound.
+fn search(left: &Left, limit: usize, outside: Cost, best: &mut Choice) -> Elimination {
+    let done = Elimination::of(&left.net, limit);
+    let values = done.decode(&left.net);
+    let cost = left.net.cost(&values);
+    if cost < best.cost {
+        (best.values, best.cost) = (left.restore(&values), cost);
     }
-    let mut buckets: Vec<Bucket> =
-        order.iter().map(|&var| Bucket { var, tables: Vec::new(), messages: Vec::new() }).collect();
-    let mut bound: Cost = 0;
-    let mut post = |buckets: &mut Vec<Bucket>, t: Table| match t.scope.iter().map(|&v| place[v]).min() {
-        Some(i) => buckets[i].tables.push(t),
-        None => bound = add(bound, t.costs[0]),
-    };
-    for t in &net.tables {
-        post(&mut buckets, t.clone());
-    }
-    let mut exact = true;
-    for i in 0..buckets.len() {
-        let groups = mini_buckets(net, &buckets[i].tables, limit);
-        exact &= groups.len() <= 1;
-        let var = buckets[i].var;
-        let messages: Vec<Table> = groups
-            .iter()
-            .map(|g| {
-                let tables: Vec<&Table> = g.iter().map(|&k| &buckets[i].tables[k]).collect();
-                eliminate(net, var, &tables)
-            })
-            .collect();
-        for m in &messages {
-            post(&mut buckets, m.clone());
+    best.bound = best.bound.max(done.bound.min(outside)).min(best.cost);
+    done
+}
+
+impl Elimination {
+    /// Joined tables have at most `limit` entries.
+    pub(super) fn of(net: &Network, limit: usize) -> Self {
+        let order = min_fill(net);
+        let mut place = vec![usize::MAX; net.domains.len()];
+        for (i, &v) in order.iter().enumerate() {
+            place[v] = i;
         }
-        buckets[i].messages = messages;
+        let empty =
+            |&var: &Var| Bucket { var, tables: vec![], origins: vec![], groups: vec![], messages: vec![] };
+        let mut buckets: Vec<Bucket> = order.iter().map(empty).collect();
+        let mut bound: Cost = 0;
+        let mut post = |buckets: &mut Vec<Bucket>, t: Table, origin: Option<(usize, usize)>| match t
+            .scope
+            .iter()
+            .map(|&v| place[v])
+            .min()
+        {
+            Some(i) => {
+                buckets[i].tables.push(t);
+                buckets[i].origins.push(origin);
+            }
+            None => bound = add(bound, t.costs[0]),
+        };
+        for t in &net.tables {
+            post(&mut buckets, t.clone(), None);
+        }
+        for i in 0..buckets.len() {
+            let Bucket { var, tables, .. } = &buckets[i];
+            let groups = mini_buckets(net, tables, limit);
+            let messages: Vec<Table> =
+                groups.iter().map(|g| eliminate(net, *var, g.iter().map(|&k| &tables[k]))).collect();
+            for (k, m) in messages.iter().enumerate() {
+                post(&mut buckets, m.clone(), Some((i, k)));
+            }
+            (buckets[i].groups, buckets[i].messages) = (groups, messages);
+        }
+        Self { buckets, bound }
     }
-    let values = decode(net, &buckets, bound, if exact { 1 } else { BEAM });
-    let cost = net.cost(&values);
-    Choice { values, cost, bound: bound.min(cost) }
 }
 
 /// Groups tables so that each group's joint scope stays within `limit` entries (a single table always may).
@@ -100,83 +147,107 @@ fn mini_buckets(net: &Network, tables: &[Table], limit: usize) -> Vec<Vec<usize>
 }
 
 /// Joins `tables` and minimises `var` out.
-fn eliminate(net: &Network, var: Var, tables: &[&Table]) -> Table {
-    let mut rest: Vec<Var> =
-        tables.iter().flat_map(|t| t.scope.iter().copied()).filter(|&v| v != var).collect();
-    rest.sort_unstable();
-    rest.dedup();
-    let domain = net.domains[var];
-    // The joint table has `var` innermost: each input adds a run of `domain` costs at a stride.
-    let mut joint: Vec<Cost> = vec![0; net.size(&rest) * domain];
-    for t in tables {
-        let strides = strides(net, t);
-        let of = |v: Var| t.scope.iter().position(|&s| s == v).map_or(0, |i| strides[i]);
-        let inner = of(var);
-        let outer: Vec<usize> = rest.iter().map(|&v| of(v)).collect();
-        let mut at = vec![0; rest.len()];
-        let mut base = 0;
-        for run in joint.chunks_exact_mut(domain) {
-            for (k, c) in run.iter_mut().enumerate() {
-                *c = add(*c, t.costs[base + k * inner]);
-            }
-            for i in (0..rest.len()).rev() {
-                at[i] += 1;
-                base += outer[i];
-                if at[i] < net.domains[rest[i]] {
-                    break;
-                }
-                base -= outer[i] * at[i];
-                at[i] = 0;
-            }
-        }
-    }
-    let costs = joint.chunks_exact(domain).map(|run| run.iter().copied().min().unwrap_or(0)).collect();
-    Table { scope: rest, costs }
+fn eliminate<'t>(net: &Network, var: Var, tables: impl Iterator<Item = &'t Table> + Clone) -> Table {
+    let (scope, joint) = join(net, var, tables);
+    let costs =
+        joint.chunks_exact(net.domains[var]).map(|run| run.iter().copied().min().unwrap_or(0)).collect();
+    Table { scope, costs }
 }
 
-fn strides(net: &Network, t: &Table) -> Vec<usize> {
-    let mut strides = vec![1; t.scope.len()];
-    for i in (0..t.scope.len().saturating_sub(1)).rev() {
-        strides[i] = strides[i + 1] * net.domains[t.scope[i + 1]];
+/// The sum of `tables` over the other variables they mention, ascending, and `var`, which counts fastest.
+pub(super) fn join<'t>(
+    net: &Network,
+    var: Var,
+    tables: impl Iterator<Item = &'t Table> + Clone,
+) -> (Vec<Var>, Vec<Cost>) {
+    let mut rest: Vec<Var> =
+        tables.clone().flat_map(|t| t.scope.iter().copied()).filter(|&v| v != var).collect();
+    rest.sort_unstable();
+    rest.dedup();
+    let mut joint: Vec<Cost> = vec![0; net.size(&rest) * net.domains[var]];
+    for t in tables {
+        walk(net, &rest, var, &t.scope, |at, i| joint[at] = add(joint[at], t.costs[i]));
+    }
+    (rest, joint)
+}
+
+/// Visits every entry of a table over `rest` and, fastest, `var`, with the entry of a table over `scope` that it falls on.
+pub(super) fn walk(
+    net: &Network,
+    rest: &[Var],
+    var: Var,
+    scope: &[Var],
+    mut visit: impl FnMut(usize, usize),
+) {
+    let strides = strides(net, scope);
+    let of = |v: Var| scope.iter().position(|&s| s == v).map_or(0, |i| strides[i]);
+    let (domain, inner) = (net.domains[var], of(var));
+    let outer: Vec<usize> = rest.iter().map(|&v| of(v)).collect();
+    let mut at = vec![0; rest.len()];
+    let mut base = 0;
+    for run in 0..net.size(rest) {
+        for k in 0..domain {
+            visit(run * domain + k, base + k * inner);
+        }
+        for i in (0..rest.len()).rev() {
+            at[i] += 1;
+            base += outer[i];
+            if at[i] < net.domains[rest[i]] {
+                break;
+            }
+            base -= outer[i] * at[i];
+            at[i] = 0;
+        }
+    }
+}
+
+fn strides(net: &Network, scope: &[Var]) -> Vec<usize> {
+    let mut strides = vec![1; scope.len()];
+    for i in (0..scope.len().saturating_sub(1)).rev() {
+        strides[i] = strides[i + 1] * net.domains[scope[i + 1]];
     }
     strides
 }
 
-/// Assigns the variables in reverse order. A state's estimate is what its choices cost plus the messages of the buckets to
-/// come: exact with exact messages, so that a beam of one suffices then.
-fn decode(net: &Network, buckets: &[Bucket], bound: Cost, beam: usize) -> Vec<usize> {
-    let sum = |tables: &[Table], values: &[usize]| tables.iter().fold(0, |s, t| add(s, net.look(t, values)));
-    let mut states: Vec<(Cost, Vec<usize>)> = vec![(bound, vec![0; net.domains.len()])];
-    for bucket in buckets.iter().rev() {
-        let mut next: Vec<(Cost, usize, usize)> = Vec::new();
-        for (parent, (estimate, values)) in states.iter_mut().enumerate() {
-            let passed = sum(&bucket.messages, values);
-            for value in 0..net.domains[bucket.var] {
-                values[bucket.var] = value;
-                let here = sum(&bucket.tables, values);
-                let worse = if here >= INFINITE { INFINITE } else { here.saturating_sub(passed) };
-                next.push((add(*estimate, worse), parent, value));
+impl Elimination {
+    /// Assigns the variables in reverse order. A state's estimate is what its choices cost plus the messages of the buckets to
+    /// come: exact with exact messages, so that a beam of one suffices then.
+    pub(super) fn decode(&self, net: &Network) -> Vec<usize> {
+        let sum =
+            |tables: &[Table], values: &[usize]| tables.iter().fold(0, |s, t| add(s, net.look(t, values)));
+        let exact = self.buckets.iter().all(|b| b.groups.len() <= 1);
+        let mut states: Vec<(Cost, Vec<usize>)> = vec![(self.bound, vec![0; net.domains.len()])];
+        for bucket in self.buckets.iter().rev() {
+            let mut next: Vec<(Cost, usize, usize)> = Vec::new();
+            for (parent, (estimate, values)) in states.iter_mut().enumerate() {
+                let passed = sum(&bucket.messages, values);
+                for value in 0..net.domains[bucket.var] {
+                    values[bucket.var] = value;
+                    let here = sum(&bucket.tables, values);
+                    let worse = if here >= INFINITE { INFINITE } else { here.saturating_sub(passed) };
+                    next.push((add(*estimate, worse), parent, value));
+                }
             }
-        }
-        next.sort_by_key(|&(cost, parent, value)| (cost, parent, value));
-        next.truncate(beam);
-        // One state goes on as it is: a copy for every variable would be quadratic.
-        if let [(cost, parent, value)] = next[..] {
-            let mut values = states.swap_remove(parent).1;
-            values[bucket.var] = value;
-            states = vec![(cost, values)];
-            continue;
-        }
-        states = next
-            .into_iter()
-            .map(|(cost, parent, value)| {
-                let mut values = states[parent].1.clone();
+            next.sort_by_key(|&(cost, parent, value)| (cost, parent, value));
+            next.truncate(if exact { 1 } else { BEAM });
+            // One state goes on as it is: a copy for every variable would be quadratic.
+            if let [(cost, parent, value)] = next[..] {
+                let mut values = states.swap_remove(parent).1;
                 values[bucket.var] = value;
-                (cost, values)
-            })
-            .collect();
+                states = vec![(cost, values)];
+                continue;
+            }
+            states = next
+                .into_iter()
+                .map(|(cost, parent, value)| {
+                    let mut values = states[parent].1.clone();
+                    values[bucket.var] = value;
+                    (cost, values)
+                })
+                .collect();
+        }
+        states.swap_remove(0).1
     }
-    states.swap_remove(0).1
 }
 
 /// Elimination order: the variable that adds the least new table volume between its neighbours first, then the smaller
@@ -280,7 +351,7 @@ impl Fill<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// A small deterministic generator (SplitMix64), enough for test networks.
@@ -296,7 +367,7 @@ mod tests {
         }
     }
 
-    fn random_network(seed: u64) -> Network {
+    pub fn random_network(seed: u64) -> Network {
         let mut noise = Noise(seed);
         let mut net = Network::default();
         for _ in 0..7 {
@@ -309,7 +380,7 @@ mod tests {
         net
     }
 
-    fn brute_force(net: &Network) -> Cost {
+    pub fn brute_force(net: &Network) -> Cost {
         let all: Vec<Var> = (0..net.domains.len()).collect();
         let mut at = vec![0; all.len()];
         let mut best = INFINITE;

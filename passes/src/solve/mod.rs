@@ -15,6 +15,7 @@ mod problem;
 mod strategy;
 mod structure;
 pub(crate) mod unite;
+mod value_bounds;
 
 #[cfg(test)]
 mod enumeration;
