@@ -5,9 +5,11 @@
 //! logical shape and either an affine view of a stored tensor ([`TensorView`]) or a rule that makes the values
 //! ([`Values::Constant`], [`Values::Random`]). Readers implement [`ReadParams`]; the frontend's checkpoint is one.
 
+mod blocks;
 mod random;
 mod view;
 
+pub use blocks::{BlockFormat, BlockRows, GroupSpan, PANEL};
 pub use random::Random;
 pub use view::{Segment, TensorView, ViewError};
 
@@ -119,6 +121,9 @@ impl ParamSource {
             Values::Random(random) => wrong(format!("the scale {} is not finite", random.scale)),
             Values::Tensor(view) => match view.check() {
                 Err(e) => wrong(e.to_string()),
+                Ok(()) if view.blocks.is_some_and(|b| b.check(&view.file_shape).is_err()) => {
+                    wrong(format!("tensor `{}` is not quantised in any known way", view.tensor))
+                }
                 Ok(()) if view.shape() != self.shape => {
                     wrong(format!("the view of tensor `{}` has shape {:?}", view.tensor, view.shape()))
                 }
@@ -165,6 +170,23 @@ pub trait ReadParams: Sync {
         slice: &[Range<usize>],
         out: &mut [f32],
     ) -> Result<(), Diagnostic>;
+
+    /// Reads the groups under a slice as they are stored: rows `rows` of the logical `slice`, counted row-major over the dims
+    /// that are not in `k`; of each the groups that [`TensorView::group_span`] names.
+    ///
+    /// # Errors
+    /// As [`read_param_slice`](Self::read_param_slice); also a source whose values are not quantised as it says.
+    fn read_param_blocks(
+        &self,
+        source: &ParamSource,
+        k: &[usize],
+        slice: &[Range<usize>],
+        rows: Range<usize>,
+        out: BlockRows<'_>,
+    ) -> Result<(), Diagnostic> {
+        let _ = (source, k, slice, rows, out);
+        Err(blocks::no_blocks())
+    }
 }
 
 /// Serves parameters that need no file; refuses the others by name.

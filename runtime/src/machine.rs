@@ -4,7 +4,8 @@ use crate::extents::FuncExtents;
 use crate::kernels::{KernelSet, Operand};
 use crate::layout::{Layout, Mail};
 use crate::memory::Mapping;
-use pcc_ir::program::{Base, EntryProgram, FuncProgram, InstrKind, Loc, Program, Slot, Step};
+use pcc_ir::program::{Base, EntryProgram, FuncProgram, InstrKind, Loc, LocalParam, Program, Slot, Step};
+use pcc_ir::storage::BlockMatrix;
 use pcc_ir::{AxisRef, Extent, Sizes};
 use std::collections::HashMap;
 
@@ -17,8 +18,24 @@ pub(crate) struct Machine {
     pub(crate) scalars: Vec<FuncScalars>,
     pub(crate) extents: Vec<FuncExtents>,
     pub(crate) groups: Groups,
+    /// Of each parameter what a device holds.
+    params: Vec<Held>,
     /// Per entry, stage and step: index into the entry's mails; `u32::MAX` for a call.
     pub(crate) step_mails: Vec<Vec<Vec<u32>>>,
+}
+
+/// A parameter in a device's memory.
+struct Held {
+    bytes: u64,
+    /// The matrix, if it is quantised.
+    blocks: Option<BlockMatrix>,
+}
+
+impl Held {
+    fn new(param: &LocalParam) -> Self {
+        let local = param.sharding.local_shape(&param.ty.shape);
+        Self { bytes: param.local_bytes(), blocks: param.storage.blocks(&local) }
+    }
 }
 
 impl Machine {
@@ -33,7 +50,8 @@ impl Machine {
         let extents = program.funcs.iter().map(|f| FuncExtents::new(&program, f)).collect();
         let groups = Groups::new(&program);
         let step_mails = step_mails(&program, &layout);
-        Self { program, layout, memory, kernels, scalars, extents, groups, step_mails }
+        let params = program.params.iter().map(Held::new).collect();
+        Self { params, program, layout, memory, kernels, scalars, extents, groups, step_mails }
     }
 }
 
@@ -182,15 +200,42 @@ impl<'a> Binding<'a> {
         self.machine.extents[self.index].of(self.position(), instr, &self.sizes)
     }
 
+    /// The parameter that an argument is bound to, if it is one.
+    fn param(&self, loc: &Loc) -> Option<&'a Held> {
+        let Base::Slot(slot) = loc.base else { return None };
+        match *self.slots.get(slot as usize)? {
+            Slot::Param(index) => self.machine.params.get(index as usize),
+            _ => None,
+        }
+    }
+
+    /// The quantised matrix at `loc`, if a parameter is held so.
+    pub(crate) fn blocks(&self, loc: &Loc) -> Option<BlockMatrix> {
+        self.param(loc)?.blocks
+    }
+
+    /// All of a parameter in panels, in whatever form they are.
+    pub(crate) fn panels(&self, loc: &Loc) -> Operand<'a> {
+        match self.param(loc) {
+            Some(held) => self.bytes_at(loc, held.bytes),
+            None => self.operand(loc),
+        }
+    }
+
     pub(crate) fn operand(&self, loc: &Loc) -> Operand<'a> {
-        let m = self.machine;
-        let (at, len) = match loc.base {
-            Base::Frame => (m.layout.frame(self.device), self.func.frame_bytes),
-            Base::Slot(i) => {
-                let at = m.layout.slot(self.entry, self.device, self.micro_batch, self.slots[i as usize]);
-                (at, self.func.slot_bytes[i as usize])
-            }
+        let bytes = match loc.base {
+            Base::Frame => self.func.frame_bytes,
+            Base::Slot(i) => self.func.slot_bytes[i as usize],
         };
-        Operand { window: m.memory.window(at, len as usize), offset: loc.offset as usize }
+        self.bytes_at(loc, bytes)
+    }
+
+    fn bytes_at(&self, loc: &Loc, bytes: u64) -> Operand<'a> {
+        let m = self.machine;
+        let at = match loc.base {
+            Base::Frame => m.layout.frame(self.device),
+            Base::Slot(i) => m.layout.slot(self.entry, self.device, self.micro_batch, self.slots[i as usize]),
+        };
+        Operand { window: m.memory.window(at, bytes as usize), offset: loc.offset as usize }
     }
 }

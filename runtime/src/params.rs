@@ -1,5 +1,7 @@
 //! Loads parameters and constants into the mapping: every distinct slice once, in parallel.
 
+mod blocks;
+
 use crate::layout::{Layout, ParamSlice};
 use crate::memory::{Mapping, Window, encode};
 use crate::product::load::pack_piece;
@@ -35,18 +37,31 @@ pub(crate) fn load(
             let _ = window.store(constant.ty.dtype, i, value);
         }
     }
-    let pieces: Vec<(&ParamSlice, Range<usize>)> = layout.slices.iter().flat_map(pieces).collect();
-    let size = |slice: &ParamSlice, rows: &Range<usize>| rows.len() as u64 * row_elements(slice) as u64 * 4;
-    let total = pieces.iter().map(|(s, r)| size(s, r)).sum();
+    let pieces: Vec<Piece> = layout.slices.iter().flat_map(|slice| pieces(program, slice)).collect();
+    let total = pieces.iter().map(|p| p.bytes).sum();
     let done = AtomicU64::new(0);
-    pieces.par_iter().try_for_each(|(slice, rows)| {
+    pieces.par_iter().try_for_each(|Piece { slice, range, bytes }| {
         let param = &program.params[slice.param];
-        load_piece(param, slice, rows.clone(), memory.window(slice.at.offset, slice.at.len), weights)
+        let window = memory.window(slice.at.offset, slice.at.len);
+        let loaded = match param.storage {
+            Storage::Blocks { .. } => blocks::load_panels(param, slice, range.clone(), &window, weights),
+            Storage::Dense | Storage::Panels { .. } => {
+                load_piece(param, slice, range.clone(), window, weights)
+            }
+        };
+        loaded
             .map_err(|d| if d.place.is_none() { d.at(format!("parameter `{}`", param.name)) } else { d })?;
-        let bytes = size(slice, rows);
-        progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes, total);
+        progress(done.fetch_add(*bytes, Ordering::Relaxed) + bytes, total);
         Ok(())
     })
+}
+
+/// A part of a slice: indices of its first dim, or panels where it is quantised.
+struct Piece<'a> {
+    slice: &'a ParamSlice,
+    range: Range<usize>,
+    /// What it is worth in the progress.
+    bytes: u64,
 }
 
 /// Elements of one index of the first dim, padding left out.
@@ -54,11 +69,20 @@ fn row_elements(slice: &ParamSlice) -> usize {
     slice.spans.iter().skip(1).map(|s| s.1).product()
 }
 
-/// Cuts a slice along its first dim; a scalar is one piece.
-fn pieces(slice: &ParamSlice) -> Vec<(&ParamSlice, Range<usize>)> {
-    let rows = slice.spans.first().map_or(1, |s| s.1);
-    let step = (PIECE / row_elements(slice).max(1)).max(1);
-    (0..rows).step_by(step).map(|start| (slice, start..(start + step).min(rows))).collect()
+/// Cuts a slice; a scalar is one piece.
+fn pieces<'a>(program: &Program, slice: &'a ParamSlice) -> Vec<Piece<'a>> {
+    let param = &program.params[slice.param];
+    let blocks = param.storage.blocks(&param.sharding.local_shape(&param.ty.shape));
+    let (count, each) = match blocks {
+        Some(blocks) => blocks::panels(&blocks),
+        None => (slice.spans.first().map_or(1, |s| s.1), row_elements(slice)),
+    };
+    let step = (PIECE / each.max(1)).max(1);
+    let piece = |start: usize| {
+        let range = start..(start + step).min(count);
+        Piece { slice, bytes: range.len() as u64 * each as u64 * 4, range }
+    };
+    (0..count).step_by(step).map(piece).collect()
 }
 
 /// Loads indices `rows` (of the slice) of the first dim.

@@ -13,6 +13,7 @@ mod interrupted;
 mod mesh_flags;
 mod models;
 mod npz;
+mod quantised;
 mod runs;
 mod text;
 mod verify;

@@ -2,10 +2,10 @@
 
 use super::gguf::{self, names};
 use super::mapping::Mapping;
-use super::read::read_view;
+use super::read::{read_blocks, read_view};
 use super::{ElementType, GgufMeta, Stored, bad_file, index, safetensors};
 use pcc_ir::Diagnostic;
-use pcc_ir::source::{ParamSource, ReadParams, TensorView, Values, check_slice};
+use pcc_ir::source::{BlockRows, ParamSource, ReadParams, TensorView, Values, check_slice};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -154,7 +154,8 @@ impl Checkpoint {
         let Some((name, (_, tensor))) = stored else {
             return Err(self.missing(published));
         };
-        let whole = TensorView::whole(name.clone(), tensor.shape.clone());
+        let mut whole = TensorView::whole(name.clone(), tensor.shape.clone());
+        whole.blocks = tensor.element.format();
         match &self.meta {
             Some(meta) => names::published_view(meta, whole),
             None => Ok(whole),
@@ -177,33 +178,79 @@ impl Checkpoint {
         slice: &[Range<usize>],
         out: &mut [f32],
     ) -> Result<(), Diagnostic> {
+        let (tensor, data) = self.values_of(view)?;
+        if check_slice(&view.shape(), slice)? != out.len() {
+            let what = format!("slice {slice:?} read into {} elements", out.len());
+            return Err(self.place(view, Diagnostic::internal(what)));
+        }
+        read_view(&tensor.element, data, view, slice, out).ok_or_else(|| self.outside(view))?;
+        self.was_read(view, tensor.element.stored_bytes(out.len()));
+        Ok(())
+    }
+
+    fn was_read(&self, view: &TensorView, bytes: usize) {
+        let file = self.tensors.get(&view.tensor).and_then(|(file, _)| self.files.get(*file));
+        if let Some(mapping) = file {
+            mapping.done_with(bytes);
+        }
+    }
+
+    /// The tensor behind a view, which is checked, and its bytes.
+    fn values_of(&self, view: &TensorView) -> Result<(&Stored, &[u8]), Diagnostic> {
         let Some((file, tensor)) = self.tensors.get(&view.tensor) else {
             return Err(self.missing(&view.tensor));
         };
-        let place = |d: Diagnostic| d.at(format!("{}, tensor `{}`", self.path.display(), view.tensor));
         if view.file_shape != tensor.shape {
             let why = format!("it has shape {:?} where {:?} is needed", tensor.shape, view.file_shape);
-            return Err(place(Diagnostic::input("the weights are not of this model").why(why)));
+            return Err(self.place(view, Diagnostic::input("the weights are not of this model").why(why)));
         }
         if let ElementType::Other { name, .. } = &tensor.element {
             let what = format!("the tensor's element type {name} is not supported");
-            return Err(place(Diagnostic::input(what).help(
-                "supported: F32, F16, BF16, and in GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, Q8_K",
-            )));
+            return Err(self.place(
+                view,
+                Diagnostic::input(what).help(
+                    "supported: F32, F16, BF16, and in GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, Q8_K",
+                ),
+            ));
         }
         view.check()?;
-        if check_slice(&view.shape(), slice)? != out.len() {
-            return Err(place(Diagnostic::internal(format!(
-                "slice {slice:?} read into {} elements",
-                out.len()
-            ))));
-        }
-        let outside = || place(Diagnostic::internal("a checked view reaches outside its tensor"));
-        let mapping = self.files.get(*file).ok_or_else(outside)?;
+        let mapping = self.files.get(*file).ok_or_else(|| self.outside(view))?;
         mapping.check_length()?;
-        let data = mapping.bytes().get(tensor.bytes.clone()).ok_or_else(outside)?;
-        read_view(&tensor.element, data, view, slice, out).ok_or_else(outside)?;
-        mapping.done_with(data.len());
+        let data = mapping.bytes().get(tensor.bytes.clone()).ok_or_else(|| self.outside(view))?;
+        Ok((tensor, data))
+    }
+
+    fn place(&self, view: &TensorView, d: Diagnostic) -> Diagnostic {
+        d.at(format!("{}, tensor `{}`", self.path.display(), view.tensor))
+    }
+
+    fn outside(&self, view: &TensorView) -> Diagnostic {
+        self.place(view, Diagnostic::internal("a checked view reaches outside its tensor"))
+    }
+
+    /// Reads groups of a quantised tensor, as [`ReadParams::read_param_blocks`] says.
+    fn read_blocks(
+        &self,
+        view: &TensorView,
+        k: &[usize],
+        slice: &[Range<usize>],
+        rows: Range<usize>,
+        out: BlockRows<'_>,
+    ) -> Result<(), Diagnostic> {
+        let (tensor, data) = self.values_of(view)?;
+        check_slice(&view.shape(), slice)?;
+        let ElementType::Quantised(kind) = tensor.element else {
+            let why = format!("it is stored as {}, not quantised", tensor.element);
+            let what = Diagnostic::input("the weights are not of this model").why(why);
+            return Err(self.place(view, what));
+        };
+        if kind.format() != view.blocks {
+            let why = format!("it is stored as {kind:?}, not in the form the program was compiled for");
+            return Err(self.place(view, Diagnostic::input("the weights are not of this model").why(why)));
+        }
+        let elements = out.codes.len();
+        read_blocks(kind, data, view, k, slice, rows, out).ok_or_else(|| self.outside(view))?;
+        self.was_read(view, tensor.element.stored_bytes(elements));
         Ok(())
     }
 
@@ -230,6 +277,22 @@ impl ReadParams for Checkpoint {
         match &source.values {
             Values::Tensor(view) => self.read_view(view, slice, out),
             Values::Constant(_) | Values::Random(_) => source.fill(slice, out).map(|_| ()),
+        }
+    }
+
+    fn read_param_blocks(
+        &self,
+        source: &ParamSource,
+        k: &[usize],
+        slice: &[Range<usize>],
+        rows: Range<usize>,
+        out: BlockRows<'_>,
+    ) -> Result<(), Diagnostic> {
+        match &source.values {
+            Values::Tensor(view) => self.read_blocks(view, k, slice, rows, out),
+            Values::Constant(_) | Values::Random(_) => {
+                Err(Diagnostic::internal("quantised blocks were asked of values that are made, not stored"))
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Quantised;
 use half::{bf16, f16};
+use pcc_ir::source::BlockFormat;
 use std::borrow::Cow;
 use std::fmt;
 
@@ -40,6 +41,16 @@ impl ElementType {
             ElementType::Quantised(q) => Some(q.block()),
             ElementType::Other { block, .. } => *block,
         }
+    }
+
+    /// Bytes that so many elements take in a file, about.
+    pub(super) fn stored_bytes(&self, elements: usize) -> usize {
+        self.block().map_or(0, |(per_block, bytes)| (elements / per_block).saturating_mul(bytes))
+    }
+
+    /// How tensors of this type can be kept quantised in memory, if they can.
+    pub(super) fn format(&self) -> Option<BlockFormat> {
+        if let ElementType::Quantised(kind) = self { kind.format() } else { None }
     }
 
     /// Bytes of a tensor of this shape (outermost first), or why there is no such tensor.

@@ -5,6 +5,7 @@
 //! implementation has it. Source of the layouts: ggml-common.h and ggml-quants.c of the ggml repository.
 
 use half::f16;
+use pcc_ir::source::{BlockFormat, BlockRows};
 
 /// Elements of the largest block.
 pub(super) const MAX_BLOCK: usize = 256;
@@ -106,6 +107,43 @@ impl Quantised {
             self,
             Quantised::Q4_1 | Quantised::Q5_1 | Quantised::Q2_K | Quantised::Q4_K | Quantised::Q5_K
         )
+    }
+
+    /// How tensors of this type can be kept in memory, if without loss.
+    pub fn format(self) -> Option<BlockFormat> {
+        let (bits, low) = match self {
+            Quantised::Q4_0 => (4, -8),
+            Quantised::Q3_K => (4, -4),
+            Quantised::Q4_1 | Quantised::Q2_K | Quantised::Q4_K => (4, 0),
+            Quantised::Q5_0 | Quantised::Q5_1 | Quantised::Q8_0 | Quantised::Q5_K | Quantised::Q6_K => {
+                (8, i8::MIN)
+            }
+            // Only ever an intermediate form of other tools.
+            Quantised::Q8_K => return None,
+        };
+        // The scales of the larger blocks are products of two numbers.
+        let half = self.block().0 == 32;
+        Some(BlockFormat { group: self.group() as u32, bits, low, offsets: self.has_offsets(), half })
+    }
+
+    /// Copies groups from element `start` on, a multiple of the group, as many as `out` holds in one row. `None` when one lies
+    /// outside `data`.
+    pub(super) fn read_groups(self, data: &[u8], start: usize, out: &mut BlockRows<'_>) -> Option<()> {
+        let (size, group) = (self.block().0, self.group());
+        let mut block = Unpacked::default();
+        let mut last = None;
+        let scales = out.scales.iter_mut().zip(out.offsets.iter_mut());
+        for (i, (codes, (scale, offset))) in out.codes.chunks_exact_mut(group).zip(scales).enumerate() {
+            let at = start.checked_add(i.checked_mul(group)?)?;
+            if last != Some(at / size) {
+                self.unpack(data, at / size, &mut block)?;
+                last = Some(at / size);
+            }
+            codes.copy_from_slice(block.codes.get(at % size..)?.get(..group)?);
+            *scale = *block.scales.get(at % size / group)?;
+            *offset = if self.has_offsets() { *block.offsets.get(at % size / group)? } else { 0.0 };
+        }
+        Some(())
     }
 
     /// Unpacks block number `index` of `data`; `None` when it lies outside.

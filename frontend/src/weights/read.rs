@@ -1,7 +1,8 @@
 //! Reads a slice of an affine view: only the elements needed, in long runs of the file, written row-major.
 
+use super::Quantised;
 use super::element::ElementType;
-use pcc_ir::source::{Segment, TensorView};
+use pcc_ir::source::{BlockRows, Segment, TensorView};
 use std::ops::Range;
 
 /// Rows and columns of the tile a transposed read goes through: 16 KiB, inside the first-level cache, and each
@@ -62,6 +63,44 @@ pub(super) fn read_view(
             return Some(());
         }
     }
+}
+
+/// Reads the groups under rows of a slice whose dims `k` run along the stored rows. The caller has checked the view and the slice;
+/// `None` means that a row lies outside it, that the slice is no run, or that `out` has another length.
+pub(super) fn read_blocks(
+    kind: Quantised,
+    data: &[u8],
+    view: &TensorView,
+    k: &[usize],
+    slice: &[Range<usize>],
+    rows: Range<usize>,
+    out: BlockRows<'_>,
+) -> Option<()> {
+    let lens: Vec<usize> = slice.iter().map(Range::len).collect();
+    let span = view.group_span(k, slice, &lens)?;
+    let (group, groups) = (kind.group(), span.groups);
+    let lengths = [out.codes.len(), out.scales.len(), out.offsets.len()];
+    if lengths != [groups * group, groups, groups].map(|n| n * rows.len()) {
+        return None;
+    }
+    if groups == 0 {
+        return Some(());
+    }
+    let lines = out.codes.chunks_exact_mut(groups * group).zip(out.scales.chunks_exact_mut(groups));
+    for ((row, (codes, scales)), offsets) in rows.zip(lines).zip(out.offsets.chunks_exact_mut(groups)) {
+        let mut index: Vec<usize> = slice.iter().map(|r| r.start).collect();
+        let mut rest = row;
+        for d in (0..slice.len()).rev().filter(|d| !k.contains(d)) {
+            index[d] += rest.checked_rem(lens[d])?;
+            rest /= lens[d];
+        }
+        if rest > 0 {
+            return None;
+        }
+        let start = view.element_at(&index)?.checked_sub(span.phase)?;
+        kind.read_groups(data, start, &mut BlockRows { codes, scales, offsets })?;
+    }
+    Some(())
 }
 
 /// Steps an odometer whose digit `d` counts to `extent(d)`, last digit fastest; `false` after the last state.

@@ -1,6 +1,6 @@
 //! Affine views of stored tensors: one mechanism for transposed, fused, reshaped and permuted layouts.
 
-use super::element_count;
+use super::{BlockFormat, element_count};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -41,6 +41,9 @@ pub struct TensorView {
     pub offset: usize,
     /// Segments of each logical dim, major to minor; an empty list is a dim of extent 1.
     pub dims: Vec<Vec<Segment>>,
+    /// How the tensor is quantised, if it can be kept so in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<BlockFormat>,
 }
 
 /// A view that cannot be formed, or that reaches outside its tensor.
@@ -77,7 +80,7 @@ impl TensorView {
             // A shape that overflows is caught by `check`; here it must only not panic.
             stride = stride.saturating_mul(extent);
         }
-        Self { tensor: tensor.into(), file_shape, offset: 0, dims }
+        Self { tensor: tensor.into(), file_shape, offset: 0, dims, blocks: None }
     }
 
     /// The logical shape.

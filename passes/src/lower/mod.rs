@@ -73,10 +73,10 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
     let local = input.local;
     let mut kernels = KernelTable::default();
     let mut constants = Vec::new();
-    let storages = storage::choose(local);
+    let storages = storage::choose(local, input.sharded);
     let lowered = lower_functions(local, &storages, &mut kernels, &mut constants)?;
     let chains = chains(local)?;
-    let cut = stage_cut(input, &lowered, &chains)?;
+    let cut = stage_cut(input, &storages, &lowered, &chains)?;
     let entries = local
         .entries
         .iter()
@@ -284,6 +284,7 @@ fn in_place(local: &Module, uses: &[Uses], id: FuncId, func: &Func) -> Vec<(usiz
 /// Modelled time and bytes of each call of the chain, summed over entries as they are weighted.
 fn chain_costs(
     input: &LowerInput<'_>,
+    storages: &Storages,
     lowered: &Lowered,
     chains: &[Chain],
 ) -> Result<Vec<CallCost>, Diagnostic> {
@@ -302,7 +303,7 @@ fn chain_costs(
             let micro_batches = input.batch.micro_batches as u64;
             match role {
                 Role::Input(_) => None,
-                Role::Param(_) => Some((v, bytes)),
+                Role::Param(p) => Some((v, storages.param(*p).bytes(main.ty(v)))),
                 Role::State(_) => Some((v, bytes.saturating_mul(micro_batches))),
             }
         };
@@ -339,6 +340,7 @@ impl Seconds {
 
 fn stage_cut(
     input: &LowerInput<'_>,
+    storages: &Storages,
     lowered: &Lowered,
     chains: &[Chain],
 ) -> Result<Vec<Range<usize>>, Diagnostic> {
@@ -347,7 +349,7 @@ fn stage_cut(
         let whole = 0..chains.iter().map(|c| c.calls.len()).max().unwrap_or(0);
         return Ok(vec![whole]);
     }
-    let costs = chain_costs(input, lowered, chains)?;
+    let costs = chain_costs(input, storages, lowered, chains)?;
     match &input.stages {
         Some(cut) if cut.len() == stages && cut.last().map(|r| r.end) == Some(costs.len()) => Ok(cut.clone()),
         Some(_) => {

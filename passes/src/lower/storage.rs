@@ -2,13 +2,16 @@
 //!
 //! A parameter that is only a weight of matrix products goes into panels; where its rows are also looked up (a tied embedding), they
 //! are read out of the panels. One form a parameter: a function is lowered once, so that all parameters that calls bind to one of its
-//! arguments take one form, and so do all arguments that one parameter is bound to.
+//! arguments take one form, and so do all arguments that one parameter is bound to. Panels of one matrix are one form whether they
+//! hold f32 or what the checkpoint has quantised: products ask the parameter at hand.
 
 use pcc_ir::graph::Role;
 use pcc_ir::program::{PackedMatrix, Storage};
+use pcc_ir::source::Values;
 use pcc_ir::storage::PANEL;
 use pcc_ir::{DType, Func, FuncId, Inst, Module, Op, ParamId, Type, ValueId};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 /// Padding that panels may add to any parameter, in bytes.
 const FEW_BYTES: u64 = 64 << 10;
@@ -51,7 +54,7 @@ enum Node {
 }
 
 /// Chooses the forms for all entries of a local module.
-pub(super) fn choose(local: &Module) -> Storages {
+pub(super) fn choose(local: &Module, sharded: &Module) -> Storages {
     let mut groups = Groups::default();
     let mut wishes: BTreeMap<Node, Wish> = BTreeMap::new();
     let mut known: HashMap<FuncId, Uses<'_>> = HashMap::new();
@@ -90,6 +93,16 @@ pub(super) fn choose(local: &Module) -> Storages {
         let all = agreed.entry(groups.root(node)).or_insert(Wish::Nothing);
         *all = agree(all, wish);
     }
+    // A table whose rows alone are looked up is worth panels only where they are quantised.
+    for (p, param) in &local.params {
+        let root = groups.root(Node::Param(p));
+        if agreed.get(&root) == Some(&Wish::Rows) {
+            let table = Storage::Panels { k: (1..param.ty.rank()).collect(), n: vec![0] };
+            if quantised(local, sharded, p, &table).is_some() {
+                agreed.insert(root, Wish::Panels(table));
+            }
+        }
+    }
     let mut form = |node: Node| match agreed.get(&groups.root(node)) {
         Some(Wish::Panels(storage)) => storage.clone(),
         _ => Storage::Dense,
@@ -98,7 +111,14 @@ pub(super) fn choose(local: &Module) -> Storages {
         wishes.keys().filter_map(|n| if let Node::Arg(f, i) = n { Some((*f, *i)) } else { None }).collect();
     Storages {
         args: args.into_iter().map(|(f, i)| ((f, i), form(Node::Arg(f, i)))).collect(),
-        params: local.params.keys().map(|p| (p, form(Node::Param(p)))).collect(),
+        params: local
+            .params
+            .keys()
+            .map(|p| {
+                let panels = form(Node::Param(p));
+                (p, quantised(local, sharded, p, &panels).unwrap_or(panels))
+            })
+            .collect(),
     }
 }
 
@@ -115,6 +135,26 @@ fn uses(func: &Func) -> Uses<'_> {
         }
     }
     uses
+}
+
+/// The form of a parameter in these panels that keeps what its checkpoint has quantised, if all devices can.
+fn quantised(local: &Module, sharded: &Module, p: ParamId, panels: &Storage) -> Option<Storage> {
+    let (param, global) = (&local.params[p], &sharded.params[p]);
+    let stored = matches!(&param.source.values, Values::Tensor(view) if view.blocks.is_some());
+    if !stored || *panels == Storage::Dense || param.ty.dtype != DType::F32 {
+        return None;
+    }
+    let sharding = global.sharding.as_ref()?;
+    let slice = |position: usize| -> Vec<Range<usize>> {
+        let dims = global.ty.shape.iter().enumerate();
+        let span = |(d, &n): (usize, &usize)| sharding.span(&local.mesh, position, d, n);
+        dims.map(span).map(|s| s.start..s.start + s.len).collect()
+    };
+    // Positions of a stage differ in few slices.
+    let mut slices: Vec<Vec<Range<usize>>> = (0..local.mesh.stage_devices()).map(slice).collect();
+    slices.sort_unstable_by(|a, b| a.iter().map(|r| r.start).cmp(b.iter().map(|r| r.start)));
+    slices.dedup();
+    panels.quantised(&param.source, &slices, &sharding.local_shape(&global.ty.shape))
 }
 
 /// What the uses of an argument ask for. An argument that nothing uses has no form of its own to be bound in, and is left dense.

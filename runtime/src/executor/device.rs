@@ -12,7 +12,7 @@ use crate::product::{self, Product, Shape};
 use crate::trace::NO_INSTR;
 use pcc_ir::Sizes;
 use pcc_ir::kernel_check::MAX_RANK;
-use pcc_ir::program::{CollectiveCall, InstrKind, Launch, Rows, Scalar, Slot, Step};
+use pcc_ir::program::{CollectiveCall, Gemm, InstrKind, Launch, Rows, Scalar, Slot, Step};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
@@ -141,7 +141,7 @@ impl Shared {
                     true
                 }
                 InstrKind::Gemm(gemm) => {
-                    let shape = Shape::new(gemm, binding.extents(counter.instr));
+                    let shape = shape_of(gemm, counter.instr, &binding);
                     let parts = product::parts(&shape);
                     self.in_parts(parts > 1, worker.number, job(parts), |p| run_product(&shape, &binding, p));
                     true
@@ -329,7 +329,7 @@ impl Shared {
                 self.run_rows(job.instr, launch, &binding, &space, rows);
             }
             Some(InstrKind::Gemm(gemm)) => {
-                run_product(&Shape::new(gemm, binding.extents(job.instr)), &binding, part);
+                run_product(&shape_of(gemm, job.instr, &binding), &binding, part);
             }
             Some(InstrKind::Attention(call)) => Attention::bind(call, &binding, job.instr).run_part(part),
             Some(InstrKind::Rows(rows)) => run_rows(rows, job.instr, &binding, part),
@@ -374,15 +374,24 @@ fn rows_of_part(rows: i64, parts: usize, part: usize) -> Range<i64> {
     at(part)..at(part + 1)
 }
 
+fn shape_of(gemm: &Gemm, instr: usize, binding: &Binding<'_>) -> Shape {
+    let mut shape = Shape::new(gemm, binding.extents(instr));
+    shape.blocks = gemm.packed.and_then(|_| binding.blocks(&gemm.b.loc));
+    shape
+}
+
 fn run_product(gemm: &Shape, binding: &Binding<'_>, part: usize) {
-    let [a, b, c] = [&gemm.a, &gemm.b, &gemm.c].map(|m| binding.operand(&m.loc));
+    let [a, c] = [&gemm.a, &gemm.c].map(|m| binding.operand(&m.loc));
+    let b = if gemm.packed.is_some() { binding.panels(&gemm.b.loc) } else { binding.operand(&gemm.b.loc) };
     Product { gemm, a, b, c }.run_part(part);
 }
 
 fn run_rows(rows: &Rows, instr: usize, binding: &Binding<'_>, part: usize) {
     let position = binding.device % binding.machine.layout.stage_devices();
     let on = |s: &Scalar| s.on(&binding.machine.program.mesh, position);
-    let [table, indices, out] = [&rows.table, &rows.indices, &rows.out].map(|loc| binding.operand(loc));
+    let [indices, out] = [&rows.indices, &rows.out].map(|loc| binding.operand(loc));
+    let (table, blocks) = (binding.panels(&rows.table), binding.blocks(&rows.table));
     let count = binding.extents(instr)(&rows.count);
-    LookUp { rows, count, table, indices, out, base: on(&rows.base), valid: on(&rows.valid) }.run_part(part);
+    LookUp { rows, count, table, blocks, indices, out, base: on(&rows.base), valid: on(&rows.valid) }
+        .run_part(part);
 }

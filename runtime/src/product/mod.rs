@@ -3,6 +3,7 @@
 //! A product is cut into *parts* that depend on its shape alone, never on the number of workers, and each part is computed by one
 //! call in one order: so results are the same bits whoever computes which part.
 
+pub(crate) mod blocks;
 mod double;
 mod few_rows;
 pub(crate) mod load;
@@ -17,6 +18,7 @@ pub(crate) use shape::Shape;
 use crate::kernels::Operand;
 use pcc_ir::DType;
 use pcc_ir::program::{Matrix, PackedMatrix};
+use pcc_ir::storage::BlockMatrix;
 use std::ops::Range;
 
 /// Work in one part, at least: 40 microseconds at 250 GFLOP/s, well above handing a part over.
@@ -126,7 +128,10 @@ fn cut(g: &Shape) -> Cut {
 /// Many rows are cut into rows, all of which read b from a cache; else columns are cut, and b is read once.
 fn cut_packed(g: &Shape) -> Cut {
     let panel = panels::WIDTH as u64;
-    let bytes = g.k.saturating_mul(g.n).saturating_mul(g.b.dtype.bytes() as u64);
+    let bytes = match &g.blocks {
+        Some(blocks) => blocks.bytes(),
+        None => g.k.saturating_mul(g.n).saturating_mul(g.b.dtype.bytes() as u64),
+    };
     let flops = 2.0 * g.m as f64 * g.n as f64 * g.k as f64;
     let worth = ((flops / PART_FLOPS) as u64).max(bytes / PART_BYTES).min(MOST_PARTS);
     // An even number of equal parts, so that two workers finish together.
@@ -174,6 +179,10 @@ impl Product<'_> {
             at = [at[0] + index * dim.a, at[1] + index * dim.b, at[2] + index * dim.c];
         }
         let (i, j) = (rows.start as i64, cols.start as i64);
+        if let Some(blocks) = &g.blocks {
+            // SAFETY: validation checked the operands, and that b's buffer is all of the blocks.
+            return unsafe { self.run_blocks(blocks, at, rows, cols) };
+        }
         if let Some(packed) = &g.packed {
             // SAFETY: validation checked the operands, and that b's buffer is all of the panels.
             return unsafe { self.run_packed(packed, at, rows, cols) };
@@ -218,6 +227,29 @@ impl Product<'_> {
         };
         // SAFETY: the caller's promise; a task is a subset of the product.
         unsafe { panels::multiply(&task) };
+    }
+}
+
+impl Product<'_> {
+    /// # Safety
+    /// As [`run`]; b's buffer holds the blocks of the matrix; `cols` starts with a panel; a and c are f32.
+    unsafe fn run_blocks(&self, b: &BlockMatrix, at: [i64; 3], rows: Range<u64>, cols: Range<u64>) {
+        let g = self.gemm;
+        let i = rows.start as i64;
+        let f32s = |s: Side| blocks::Rows { start: s.start.cast(), row: s.row, col: s.col };
+        let task = blocks::Task {
+            m: (rows.end - rows.start) as usize,
+            n: cols.end as usize,
+            k: g.k as usize,
+            a: f32s(side(&g.a, &self.a, at[0] + i * g.a.row)),
+            b: blocks::Blocks::new(b, &self.b),
+            c: f32s(side(&g.c, &self.c, at[2] + i * g.c.row)),
+            alpha: g.alpha as f32,
+            accumulate: g.accumulate,
+        };
+        let panels = cols.start as usize / panels::WIDTH..(cols.end as usize).div_ceil(panels::WIDTH);
+        // SAFETY: the caller's promise; a task is a subset of the product.
+        unsafe { task.run(panels) };
     }
 }
 

@@ -1,9 +1,11 @@
 //! Rows of a table that lies in panels: its row is a column there, one unit in every step of a panel.
 
+use super::blocks::Blocks;
 use super::panels::{Element, WIDTH};
 use crate::kernels::Operand;
 use pcc_ir::DType;
 use pcc_ir::program::Rows;
+use pcc_ir::storage::BlockMatrix;
 
 /// Rows in a part.
 const PART: u64 = 32;
@@ -19,6 +21,8 @@ pub(crate) struct LookUp<'a> {
     /// Rows that the run has.
     pub(crate) count: u64,
     pub(crate) table: Operand<'a>,
+    /// The table is quantised.
+    pub(crate) blocks: Option<BlockMatrix>,
     pub(crate) indices: Operand<'a>,
     pub(crate) out: Operand<'a>,
     pub(crate) base: i64,
@@ -35,6 +39,18 @@ impl LookUp<'_> {
             let index = self.indices.load(DType::I32, i as i64).map_or(-1, |x| x as i64 - self.base);
             let column = (0..valid).contains(&index).then_some(index as usize);
             let out = start(&self.out).wrapping_add(i as usize * k * rows.dtype.bytes());
+            if let Some(blocks) = &self.blocks {
+                // SAFETY: validation checked that the result has `count` rows of k f32, and that the table's buffer is all of its
+                // blocks; the column is inside it.
+                unsafe {
+                    let out = std::slice::from_raw_parts_mut(out.cast::<f32>(), k);
+                    match column {
+                        Some(column) => Blocks::new(blocks, &self.table).column(column, 0, out),
+                        None => out.fill(0.0),
+                    }
+                }
+                continue;
+            }
             // SAFETY: validation checked that the table's buffer is all of its panels and that the result has `count` rows of k
             // elements; the executor lets no one else at this part of it. The column is inside the table.
             unsafe {

@@ -2,6 +2,7 @@
 
 use pcc_ir::Extent;
 use pcc_ir::program::{Gemm, Matrix, PackedMatrix};
+use pcc_ir::storage::BlockMatrix;
 
 /// [`Gemm`] in numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +19,8 @@ pub(crate) struct Shape {
     pub(crate) accumulate: bool,
     /// b is all of a parameter in panels.
     pub(crate) packed: Option<PackedMatrix>,
+    /// That parameter is quantised.
+    pub(crate) blocks: Option<BlockMatrix>,
 }
 
 /// An outer loop: extent, and strides of a, b and c in elements.
@@ -45,6 +48,7 @@ impl Shape {
             batch: loops.filter(|l| l.extent != 1).collect(),
             accumulate: g.accumulate,
             packed: g.packed,
+            blocks: None,
         };
         shape.join();
         shape

@@ -74,6 +74,7 @@ fn gemm(m: u64, n: u64, k: u64) -> Shape {
         batch: vec![],
         accumulate: false,
         packed: None,
+        blocks: None,
     }
 }
 

@@ -45,7 +45,8 @@ pub(crate) fn check(program: &Program) -> Result<(), Diagnostic> {
         let place = format!("params[{i}] `{}`", param.name);
         check_placed(mesh, &param.ty, &param.sharding, &place)?;
         param.source.validate().map_err(|d| damaged(&place, d.to_string()))?;
-        param.storage.check(&param.ty).map_err(|why| damaged(&place, why))?;
+        let local = param.sharding.local_shape(&param.ty.shape);
+        param.storage.check(&param.ty, &param.source, &local).map_err(|why| damaged(&place, why))?;
         require(param.source.shape == param.ty.shape, &place, || {
             format!("its source has shape {:?}, it has {:?}", param.source.shape, param.ty.shape)
         })?;

@@ -4,7 +4,7 @@ use super::open;
 use crate::weights::gguf::names;
 use crate::weights::gguf::written::{GgufFile, f32_bytes};
 use crate::weights::{Checkpoint, ElementType, GgufValue, Quantised};
-use pcc_ir::source::{ParamSource, ReadParams, TensorView};
+use pcc_ir::source::{BlockFormat, BlockRows, ParamSource, ReadParams, TensorView};
 
 /// Two heads of 4 rows over 3 inputs; the stored row r holds 10 r, 10 r + 1, 10 r + 2.
 fn rows() -> Vec<u8> {
@@ -217,5 +217,64 @@ fn quantised_blocks_equal_the_reference_implementation() {
         c.read_param_slice(&ParamSource::tensor(view), &[240..280, 0..3], &mut out).unwrap();
         let wanted = (240..280).flat_map(|col| [0, 1, 2].map(|row| expected[row * 512 + col]));
         assert!(out.into_iter().eq(wanted), "{name}, transposed");
+    }
+}
+
+/// Groups read as they are stored have the values of the decoded slice, to the bit, whatever is cut.
+#[test]
+fn groups_hold_the_values() {
+    let c = open("blocks.gguf", include_bytes!("../../../tests/data/quantised/blocks.gguf")).unwrap();
+    for kind in Quantised::ALL {
+        let Some(format) = kind.format() else { continue };
+        let whole = TensorView { blocks: Some(format), ..TensorView::whole(kind.name(), [3, 512]) };
+        // [heads 2, d 256, rows 3]: dims 0 and 1 run along the stored rows.
+        let view = whole.split(1, &[2, 256]).unwrap().permute(&[1, 2, 0]).unwrap();
+        let source = ParamSource::tensor(view.clone());
+        source.validate().unwrap();
+        for slice in
+            [[0..2, 0..256, 0..3], [1..2, 0..256, 1..3], [0..1, 43..86, 0..2], [1..2, 250..256, 2..3]]
+        {
+            let lens: Vec<usize> = slice.iter().map(|r| r.len()).collect();
+            let (run, rows) = (lens[0] * lens[1], lens[2]);
+            let mut values = vec![0.0; run * rows];
+            c.read_param_slice(&source, &slice, &mut values).unwrap();
+            let span = view.group_span(&[0, 1], &slice, &lens).unwrap();
+            let group = format.group as usize;
+            let mut codes = vec![0; span.groups * group * rows];
+            let (mut scales, mut offsets) = (vec![0.0; span.groups * rows], vec![0.0; span.groups * rows]);
+            // Rows one by one, last first: any range of rows can be asked for.
+            for r in (0..rows).rev() {
+                let part = r * span.groups..(r + 1) * span.groups;
+                let out = BlockRows {
+                    codes: &mut codes[part.start * group..part.end * group],
+                    scales: &mut scales[part.clone()],
+                    offsets: &mut offsets[part],
+                };
+                c.read_param_blocks(&source, &[0, 1], &slice, r..r + 1, out).unwrap();
+            }
+            for (i, &value) in values.iter().enumerate() {
+                let at = i % rows * span.groups * group + span.phase + i / rows;
+                let (code, g) = (codes[at], at / group);
+                let within = if format.bits == 4 { (0..16).contains(&(code - format.low)) } else { true };
+                assert!(within && (format.offsets || offsets[g] == 0.0), "{kind:?}");
+                assert_eq!(scales[g] * f32::from(code) + offsets[g], value, "{kind:?} {slice:?} {i}");
+                if format.half {
+                    let exact = |x: f32| half::f16::from_f32(x).to_f32() == x;
+                    assert!(exact(scales[g]) && exact(offsets[g]));
+                }
+            }
+        }
+        // What the program says of the tensor must be so; and no row lies outside.
+        let (mut codes, mut one, mut other) = (vec![0; 512], vec![0.0; 512], vec![0.0; 512]);
+        let n = 512 / format.group as usize;
+        let mut ask = |source: &ParamSource, rows: std::ops::Range<usize>| {
+            let out = BlockRows { codes: &mut codes, scales: &mut one[..n], offsets: &mut other[..n] };
+            c.read_param_blocks(source, &[0, 1], &[0..2, 0..256, 0..3], rows, out)
+        };
+        assert!(ask(&source, 2..3).is_ok());
+        assert!(ask(&source, 3..4).is_err() && ask(&source, 1..3).is_err());
+        let lying = BlockFormat { half: !format.half, ..format };
+        let lying = ParamSource::tensor(TensorView { blocks: Some(lying), ..view });
+        assert!(ask(&lying, 2..3).unwrap_err().to_string().contains("not in the form"));
     }
 }

@@ -9,7 +9,7 @@ use pcc_ir::{DType, Diagnostic, Func, Op, ValueId};
 
 /// Whether the ops that use argument `v` read it as the matrix that `storage` makes of it.
 pub(in super::super) fn reads(func: &Func, v: ValueId, storage: &Storage) -> bool {
-    let Storage::Panels { k, n } = storage else { return true };
+    let (Storage::Panels { k, n } | Storage::Blocks { k, n, .. }) = storage else { return true };
     let live = live(func);
     let uses = func.insts.iter().enumerate().filter(|(at, inst)| live.contains(at) && inst.args.contains(&v));
     let mut uses = uses.map(|(_, inst)| inst);

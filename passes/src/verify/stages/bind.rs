@@ -91,7 +91,9 @@ impl<'a> Walk<'a> {
         let param = self.param(slot);
         let ty = callee.ty(arg);
         let held = param.and_then(|p| Some((p.storage.matrix(&ty.shape)?, ty.dtype)));
-        let sound = param.is_none_or(|p| p.storage.check(&p.ty).is_ok() && reads(callee, arg, &p.storage));
+        let sound = param.is_none_or(|p| {
+            p.storage.check(&p.ty, &p.source, &ty.shape).is_ok() && reads(callee, arg, &p.storage)
+        });
         if held == taken && sound {
             return Ok(());
         }
