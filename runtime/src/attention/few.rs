@@ -1,6 +1,6 @@
 //! Few queries: every key and value is read once, in order and ahead of its use; registers lie along a head's elements.
 
-use super::rows::{Rows, rounded, with_scratch};
+use super::rows::{Carver, Rows, with_scratch};
 use super::simd::{Avx2, Avx512, Portable, Simd};
 use super::{Attention, Head, KEYS, Path, Seen, read_positions};
 use pcc_ir::DType;
@@ -20,31 +20,37 @@ pub(super) fn run(a: &Attention<'_>, head: Head, index: usize, ranges: usize) {
     let range = AttentionCall::RANGE as usize;
     let keys = if ranges > 1 { index * range..((index + 1) * range).min(a.dims.t) } else { 0..a.dims.t };
     let to = (ranges > 1).then(|| a.partial(head, index, ranges)).flatten();
-    // SAFETY: validation checked that every element the strides reach lies in the operands' buffers, aligned; the executor lets no
-    // one else at what the part writes; a path is only chosen where its instructions are.
-    unsafe {
-        match a.path {
-            Path::Avx512 => avx512(a, head, keys, to),
-            Path::Avx2 => avx2(a, head, keys, to),
-            Path::Portable => attend::<Portable>(a, head, keys, to),
+    // The most that the registers of any path fill rows up to.
+    let (d, e) = (a.dims.d.next_multiple_of(16), a.dims.e.next_multiple_of(16));
+    let floats = FEW * d + FEW * e + FEW * KEYS + KEYS * d.max(e) + 64;
+    // Not the other way round: a closure would be compiled for the least of machines.
+    with_scratch(floats, |s| {
+        // SAFETY: validation checked that every element the strides reach lies in the operands' buffers, aligned; the executor lets
+        // no one else at what the part writes; a path is only chosen where its instructions are.
+        unsafe {
+            match a.path {
+                Path::Avx512 => avx512(a, head, keys, to, s),
+                Path::Avx2 => avx2(a, head, keys, to, s),
+                Path::Portable => attend::<Portable>(a, head, keys, to, s),
+            }
         }
-    }
+    });
 }
 
 /// # Safety
 /// As [`attend`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-unsafe fn avx512(a: &Attention<'_>, head: Head, keys: Range<usize>, to: Option<*mut f32>) {
+unsafe fn avx512(a: &Attention<'_>, head: Head, keys: Range<usize>, to: Option<*mut f32>, s: Carver) {
     // SAFETY: the caller's promise.
-    unsafe { attend::<Avx512>(a, head, keys, to) }
+    unsafe { attend::<Avx512>(a, head, keys, to, s) }
 }
 
 /// # Safety
 /// As [`attend`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2(a: &Attention<'_>, head: Head, keys: Range<usize>, to: Option<*mut f32>) {
+unsafe fn avx2(a: &Attention<'_>, head: Head, keys: Range<usize>, to: Option<*mut f32>, s: Carver) {
     // SAFETY: the caller's promise.
-    unsafe { attend::<Avx2>(a, head, keys, to) }
+    unsafe { attend::<Avx2>(a, head, keys, to, s) }
 }
 
 impl Attention<'_> {
@@ -86,61 +92,64 @@ enum Lines {
 /// # Safety
 /// The operands are valid, no one else accesses what is written, and the machine has V's instructions.
 #[inline(always)]
-unsafe fn attend<V: Simd>(a: &Attention<'_>, head: Head, keys: Range<usize>, to: Option<*mut f32>) {
+unsafe fn attend<V: Simd>(
+    a: &Attention<'_>,
+    head: Head,
+    keys: Range<usize>,
+    to: Option<*mut f32>,
+    mut s: Carver,
+) {
     let (rows, d, e) = (a.dims.rows(), a.dims.d, a.dims.e);
     let (wide_d, wide_e) = (d.next_multiple_of(V::LANES), e.next_multiple_of(V::LANES));
-    let floats = rounded(FEW * wide_d) + rounded(FEW * wide_e) + FEW * KEYS + KEYS * wide_d.max(wide_e) + 64;
-    with_scratch(floats, |mut s| {
-        let mut state = State {
-            q: s.take(FEW * wide_d),
-            p: s.take(FEW * KEYS),
-            o: s.take(FEW * wide_e),
-            max: [f32::MIN; FEW],
-            sum: [0.0; FEW],
-            slopes: [(0.0, 0.0); FEW],
-            low: [0; FEW],
-            high: [0; FEW],
-        };
-        let copy = s.take(KEYS * wide_d.max(wide_e));
-        let (factor, _) = a.factors();
-        // SAFETY: the caller's promise; each piece of scratch has the size that the functions below say.
-        unsafe {
-            let (low, high) = (state.low.as_mut_ptr(), state.high.as_mut_ptr());
-            let sight = a.sight(head.batch, 0..rows, FEW, low, high);
-            std::slice::from_raw_parts_mut(state.o, FEW * wide_e).fill(0.0);
-            for row in 0..rows {
-                a.query(head, row).widen(1, d, state.q.add(row * wide_d), wide_d);
-                let q = std::slice::from_raw_parts_mut(state.q.add(row * wide_d), d);
-                q.iter_mut().for_each(|x| *x *= factor);
-                state.slopes[row] = a.slope(head, row);
-            }
-            let positions = Attention::positions(&a.call.k_pos, &a.k_pos, head.batch);
-            let (all_keys, all_values) = (a.keys(head), a.values(head));
-            let mut k_pos = [0i32; KEYS];
-            for start in keys.clone().step_by(KEYS) {
-                let n = KEYS.min(keys.end - start);
-                read_positions(&positions, start..start + n, &mut k_pos);
-                let Some(Seen { keys: seen, all }) = sight.of(&k_pos[..n]) else { continue };
-                let (n, k_pos) = (seen.len(), &k_pos[seen.clone()]);
-                let (k, v) = (all_keys.from(start + seen.start), all_values.from(start + seen.start));
-                let k_lines = lines::<V>(&k, n, d, copy);
-                for j in (0..n).step_by(TOGETHER) {
-                    // Values of these keys, and the keys after the next ones: read while the products are formed.
-                    for i in j..(j + TOGETHER).min(n) {
-                        ahead(&v, i, e);
-                        ahead(&k, i + KEYS, d);
-                    }
-                    score::<V>(&state, rows, k_lines, j, n.min(j + TOGETHER) - j, wide_d);
-                }
-                let shrink = weigh::<V>(a, &mut state, rows, k_pos, all);
-                let v_lines = lines::<V>(&v, n, e, copy);
-                for (row, &shrink) in shrink.iter().enumerate().take(rows) {
-                    mix::<V>(&state, row, shrink, v_lines, n, wide_e, all);
-                }
-            }
-            write(a, head, &state, wide_e, to);
+    let mut state = State {
+        q: s.take(FEW * wide_d),
+        p: s.take(FEW * KEYS),
+        o: s.take(FEW * wide_e),
+        max: [f32::MIN; FEW],
+        sum: [0.0; FEW],
+        slopes: [(0.0, 0.0); FEW],
+        low: [0; FEW],
+        high: [0; FEW],
+    };
+    let copy = s.take(KEYS * wide_d.max(wide_e));
+    let (factor, _) = a.factors();
+    // SAFETY: the caller's promise; each piece of scratch has the size that the functions below say.
+    unsafe {
+        let (low, high) = (state.low.as_mut_ptr(), state.high.as_mut_ptr());
+        let sight = a.sight(head.batch, 0..rows, FEW, low, high);
+        std::slice::from_raw_parts_mut(state.o, FEW * wide_e).fill(0.0);
+        for row in 0..rows {
+            a.query(head, row).widen(1, d, state.q.add(row * wide_d), wide_d);
+            let q = std::slice::from_raw_parts_mut(state.q.add(row * wide_d), d);
+            q.iter_mut().for_each(|x| *x *= factor);
+            state.slopes[row] = a.slope(head, row);
         }
-    });
+        let positions = Attention::positions(&a.call.k_pos, &a.k_pos, head.batch);
+        let (all_keys, all_values) = (a.keys(head), a.values(head));
+        let mut k_pos = [0i32; KEYS];
+        for start in keys.clone().step_by(KEYS) {
+            let n = KEYS.min(keys.end - start);
+            read_positions(&positions, start..start + n, &mut k_pos);
+            let Some(Seen { keys: seen, all }) = sight.of(&k_pos[..n]) else { continue };
+            let (n, k_pos) = (seen.len(), &k_pos[seen.clone()]);
+            let (k, v) = (all_keys.from(start + seen.start), all_values.from(start + seen.start));
+            let k_lines = lines::<V>(&k, n, d, copy);
+            for j in (0..n).step_by(TOGETHER) {
+                // Values of these keys, and the keys after the next ones: read while the products are formed.
+                for i in j..(j + TOGETHER).min(n) {
+                    ahead(&v, i, e);
+                    ahead(&k, i + KEYS, d);
+                }
+                score::<V>(&state, rows, k_lines, j, n.min(j + TOGETHER) - j, wide_d);
+            }
+            let shrink = weigh::<V>(a, &mut state, rows, k_pos, all);
+            let v_lines = lines::<V>(&v, n, e, copy);
+            for (row, &shrink) in shrink.iter().enumerate().take(rows) {
+                mix::<V>(&state, row, shrink, v_lines, n, wide_e, all);
+            }
+        }
+        write(a, head, &state, wide_e, to);
+    }
 }
 
 /// Asks for a row's bytes before they are needed.
@@ -212,7 +221,9 @@ unsafe fn score<V: Simd>(state: &State, rows: usize, k: Lines, j: usize, n: usiz
                         *sum = query.fma(k.load::<V>(j + i, p), *sum);
                     }
                 }
-                sums.iter().enumerate().for_each(|(i, sum)| *out.add(i) = sum.sum());
+                for (i, sum) in sums.iter().enumerate() {
+                    *out.add(i) = sum.sum();
+                }
             } else {
                 for i in 0..n {
                     let mut sum = V::splat(0.0);

@@ -294,6 +294,10 @@ impl Sight {
     /// The part of a run of keys, with these positions, that some row may see.
     fn of(&self, positions: &[i32]) -> Option<Seen> {
         let some = |k: &i32| *k > self.lows.0 && *k <= self.highs.1;
+        // Most of a cache that is not full is passed over here: counting has no branches.
+        if positions.iter().map(|k| u32::from(some(k))).sum::<u32>() == 0 {
+            return None;
+        }
         let first = positions.iter().position(some)?;
         let end = positions.iter().rposition(some)? + 1;
         let all = positions[first..end].iter().all(|&k| k > self.lows.1 && k <= self.highs.0);
@@ -306,6 +310,11 @@ impl Sight {
 /// # Safety
 /// The keys exist.
 unsafe fn read_positions(positions: &Rows, keys: Range<usize>, to: &mut [i32; KEYS]) {
+    if positions.col == 1 {
+        // SAFETY: the caller's promise; the positions are adjacent.
+        unsafe { positions.copy_i32(keys.start, &mut to[..keys.len()]) };
+        return;
+    }
     for (x, j) in to.iter_mut().zip(keys) {
         // SAFETY: the caller's promise.
         *x = unsafe { positions.load_i32(0, j) };

@@ -56,6 +56,15 @@ impl Rows {
         unsafe { self.at(i, j).cast::<i32>().read() }
     }
 
+    /// Copies adjacent elements of the first row from `j` on.
+    ///
+    /// # Safety
+    /// As [`Rows::load_i32`], for as many elements as `to` has, with a column stride of 1.
+    pub(super) unsafe fn copy_i32(&self, j: usize, to: &mut [i32]) {
+        // SAFETY: the caller's promise; a slice of ours never lies in a buffer of the program.
+        unsafe { std::ptr::copy_nonoverlapping(self.at(0, j).cast::<i32>(), to.as_mut_ptr(), to.len()) };
+    }
+
     /// # Safety
     /// As [`Rows::load`], and no one else accesses the element.
     pub(super) unsafe fn store(&self, i: usize, j: usize, x: f32) {

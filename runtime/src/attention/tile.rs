@@ -1,44 +1,50 @@
 //! Tiles of many queries: a register holds one score of 16 queries, so that neither maxima nor sums are taken across a register,
 //! keys and values are read as they lie, one element for all queries, and only the queries are transposed, once.
 
-use super::rows::{Rows, rounded, with_scratch};
+use super::rows::{Carver, Rows, rounded, with_scratch};
 use super::simd::{Avx2, Avx512, Portable, Simd};
 use super::{Attention, Head, KEYS, Path, Seen, read_positions};
 use pcc_ir::DType;
+use std::ops::Range;
 
 /// Computes the `index`th tile of rows of a head.
 pub(super) fn run(a: &Attention<'_>, head: Head, index: usize) {
     let first = index * a.path.tile();
     let count = (a.dims.rows() - first).min(a.path.tile());
     let rows = first..first + count;
-    // SAFETY: validation checked that every element the strides reach lies in the operands' buffers, aligned; the executor lets no
-    // one else at the rows of out; a path is only chosen where its instructions are.
-    unsafe {
-        match (a.path, count.div_ceil(16)) {
-            (Path::Avx512, 1) => avx512::<1>(a, head, rows),
-            (Path::Avx512, 2) => avx512::<2>(a, head, rows),
-            (Path::Avx512, _) => avx512::<3>(a, head, rows),
-            (Path::Avx2, _) if count <= 8 => avx2::<1>(a, head, rows),
-            (Path::Avx2, _) => avx2::<2>(a, head, rows),
-            (Path::Portable, _) => tile::<Portable, 1, 4>(a, head, rows),
+    let (w, d, e) = (a.path.tile(), a.dims.d, a.dims.e);
+    let floats = rounded(w * d) + rounded(w * e) + rounded(w * KEYS) + 7 * rounded(w) + KEYS * d.max(e) + 64;
+    // Not the other way round: a closure would be compiled for the least of machines.
+    with_scratch(floats, |s| {
+        // SAFETY: validation checked that every element the strides reach lies in the operands' buffers, aligned; the executor lets
+        // no one else at the rows of out; a path is only chosen where its instructions are.
+        unsafe {
+            match (a.path, count.div_ceil(16)) {
+                (Path::Avx512, 1) => avx512::<1>(a, head, rows, s),
+                (Path::Avx512, 2) => avx512::<2>(a, head, rows, s),
+                (Path::Avx512, _) => avx512::<3>(a, head, rows, s),
+                (Path::Avx2, _) if count <= 8 => avx2::<1>(a, head, rows, s),
+                (Path::Avx2, _) => avx2::<2>(a, head, rows, s),
+                (Path::Portable, _) => tile::<Portable, 1, 4>(a, head, rows, s),
+            }
         }
-    }
+    });
 }
 
 /// # Safety
 /// As [`tile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-unsafe fn avx512<const C: usize>(a: &Attention<'_>, head: Head, rows: std::ops::Range<usize>) {
+unsafe fn avx512<const C: usize>(a: &Attention<'_>, head: Head, rows: Range<usize>, s: Carver) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<Avx512, C, 8>(a, head, rows) }
+    unsafe { tile::<Avx512, C, 8>(a, head, rows, s) }
 }
 
 /// # Safety
 /// As [`tile`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2<const C: usize>(a: &Attention<'_>, head: Head, rows: std::ops::Range<usize>) {
+unsafe fn avx2<const C: usize>(a: &Attention<'_>, head: Head, rows: Range<usize>, s: Carver) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<Avx2, C, 4>(a, head, rows) }
+    unsafe { tile::<Avx2, C, 4>(a, head, rows, s) }
 }
 
 /// The state of a tile of W = `C * LANES` rows, each array with one lane a row.
@@ -68,56 +74,54 @@ struct Tile {
 unsafe fn tile<V: Simd, const C: usize, const R: usize>(
     a: &Attention<'_>,
     head: Head,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
+    mut s: Carver,
 ) {
     let (w, d, e, t) = (C * V::LANES, a.dims.d, a.dims.e, a.dims.t);
-    let floats = rounded(w * d) + rounded(w * e) + rounded(w * KEYS) + 7 * rounded(w) + KEYS * d.max(e) + 64;
-    with_scratch(floats, |mut s| {
-        let tile = Tile {
-            q: s.take(w * d),
-            p: s.take(w * KEYS),
-            o: s.take(w * e),
-            max: s.take(w),
-            sum: s.take(w),
-            shrink: s.take(w),
-            slopes: s.take(w),
-            from: s.take(w),
-            copy: std::ptr::null_mut(),
-        };
-        let (low, high) = (s.take(w).cast::<i32>(), s.take(w).cast::<i32>());
-        let tile = Tile { copy: s.take(KEYS * d.max(e)), ..tile };
-        // SAFETY: the caller's promise; each piece of scratch has the size that the functions below say.
-        unsafe {
-            let sight = a.sight(head.batch, rows.clone(), w, low, high);
-            begin(a, head, rows.clone(), w, &tile);
-            let positions = Attention::positions(&a.call.k_pos, &a.k_pos, head.batch);
-            let (keys, values) = (a.keys(head), a.values(head));
-            let mut k_pos = [0i32; KEYS];
-            for start in (0..t).step_by(KEYS) {
-                let n = KEYS.min(t - start);
-                read_positions(&positions, start..start + n, &mut k_pos);
-                let Some(Seen { keys: seen, all }) = sight.of(&k_pos[..n]) else { continue };
-                let (n, k_pos) = (seen.len(), &k_pos[seen.clone()]);
-                let (k, stride) = plain(&keys.from(start + seen.start), n, d, tile.copy);
-                scores::<V, C, R>(&tile, k, stride, n, d);
-                finish_scores::<V, C>(a, &tile, k_pos, (!all).then_some((low, high)));
-                let (v, stride) = plain(&values.from(start + seen.start), n, e, tile.copy);
-                if all || finite(v, stride, n, e) {
-                    mix::<V, C, R>(&tile, v, stride, n, e);
-                } else {
-                    mix_seen::<V, C>(&tile, v, stride, n, e);
-                }
+    let tile = Tile {
+        q: s.take(w * d),
+        p: s.take(w * KEYS),
+        o: s.take(w * e),
+        max: s.take(w),
+        sum: s.take(w),
+        shrink: s.take(w),
+        slopes: s.take(w),
+        from: s.take(w),
+        copy: std::ptr::null_mut(),
+    };
+    let (low, high) = (s.take(w).cast::<i32>(), s.take(w).cast::<i32>());
+    let tile = Tile { copy: s.take(KEYS * d.max(e)), ..tile };
+    // SAFETY: the caller's promise; each piece of scratch has the size that the functions below say.
+    unsafe {
+        let sight = a.sight(head.batch, rows.clone(), w, low, high);
+        begin(a, head, rows.clone(), w, &tile);
+        let positions = Attention::positions(&a.call.k_pos, &a.k_pos, head.batch);
+        let (keys, values) = (a.keys(head), a.values(head));
+        let mut k_pos = [0i32; KEYS];
+        for start in (0..t).step_by(KEYS) {
+            let n = KEYS.min(t - start);
+            read_positions(&positions, start..start + n, &mut k_pos);
+            let Some(Seen { keys: seen, all }) = sight.of(&k_pos[..n]) else { continue };
+            let (n, k_pos) = (seen.len(), &k_pos[seen.clone()]);
+            let (k, stride) = plain(&keys.from(start + seen.start), n, d, tile.copy);
+            scores::<V, C, R>(&tile, k, stride, n, d);
+            finish_scores::<V, C>(a, &tile, k_pos, (!all).then_some((low, high)));
+            let (v, stride) = plain(&values.from(start + seen.start), n, e, tile.copy);
+            if all || finite(v, stride, n, e) {
+                mix::<V, C, R>(&tile, v, stride, n, e);
+            } else {
+                mix_seen::<V, C>(&tile, v, stride, n, e);
             }
-            end(a, head, rows, w, &tile);
         }
-    });
+        end(a, head, rows, w, &tile);
+    }
 }
 
 /// Packs the queries and clears the state.
 ///
 /// # Safety
 /// As [`tile`].
-unsafe fn begin(a: &Attention<'_>, head: Head, rows: std::ops::Range<usize>, w: usize, tile: &Tile) {
+unsafe fn begin(a: &Attention<'_>, head: Head, rows: Range<usize>, w: usize, tile: &Tile) {
     let (factor, _) = a.factors();
     let count = rows.len();
     // SAFETY: the arrays have w entries for each row of theirs; queries exist for the rows of the tile.
@@ -145,7 +149,7 @@ unsafe fn begin(a: &Attention<'_>, head: Head, rows: std::ops::Range<usize>, w: 
 ///
 /// # Safety
 /// As [`tile`].
-unsafe fn end(a: &Attention<'_>, head: Head, rows: std::ops::Range<usize>, w: usize, tile: &Tile) {
+unsafe fn end(a: &Attention<'_>, head: Head, rows: Range<usize>, w: usize, tile: &Tile) {
     for (i, row) in rows.enumerate() {
         let out = a.result(head, row);
         // SAFETY: as in `begin`.
