@@ -125,6 +125,17 @@ impl Extent {
         Self { full, clip: None }
     }
 
+    /// A loop over a part of `full`.
+    pub fn part(full: u64, clip: Option<Clip>) -> Self {
+        Self { full, clip: clip.map(Box::new) }
+    }
+
+    /// The loop with another of `inner` iterations merged into it.
+    pub fn times(&self, inner: u64) -> Self {
+        let clip = self.clip.as_deref().map(|c| Clip { inner: c.inner.saturating_mul(inner), ..c.clone() });
+        Self { full: self.full.saturating_mul(inner), clip: clip.map(Box::new) }
+    }
+
     /// Iterations on the device at a position of its stage, for one micro-batch of a run.
     pub fn on(&self, mesh: &Mesh, position: usize, sizes: &Sizes) -> u64 {
         let there = |c: &Clip| c.valid(span(mesh, position, c.global as usize, &c.axes), sizes);

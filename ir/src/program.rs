@@ -12,7 +12,7 @@ mod attention;
 
 pub use attention::{AttentionCall, Strided};
 
-use crate::extent::Extent;
+use crate::extent::{Clip, Extent, Sizes};
 use crate::kernel::{Kernel, KernelId};
 use crate::mesh::{AxisRef, Mesh};
 use crate::sharding::{Sharding, span};
@@ -279,7 +279,8 @@ pub enum InstrKind {
 }
 
 impl InstrKind {
-    /// Every extent, in a fixed order: dims of the iteration space; m, n, k and outer loops of a product; those of an attention.
+    /// Every extent, in a fixed order: dims of the iteration space; m, n, k and outer loops of a product; those of an attention; dims
+    /// of a collective, if it is clipped.
     pub fn extents(&self) -> Vec<&Extent> {
         match self {
             InstrKind::Kernel(l) => l.extents.iter().collect(),
@@ -288,7 +289,7 @@ impl InstrKind {
             }
             InstrKind::Attention(a) => a.extents().to_vec(),
             InstrKind::Rows(r) => vec![&r.count],
-            InstrKind::Collective(_) => Vec::new(),
+            InstrKind::Collective(c) => c.there.iter().collect(),
         }
     }
 
@@ -328,7 +329,7 @@ pub enum Base {
     Slot(u32),
 }
 
-/// An integer that each device works out once, when the program is loaded.
+/// An integer that each device works out, once when the program is loaded or for each run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scalar {
@@ -343,15 +344,26 @@ pub enum Scalar {
         global: u64,
         axes: Vec<AxisRef>,
     },
+    /// How much of a dim a run has.
+    There(Box<Clip>),
 }
 
 impl Scalar {
-    /// The value on a device.
+    /// The value on a device; of what differs from run to run, the most.
     pub fn on(&self, mesh: &Mesh, device: usize) -> i64 {
         match self {
             Scalar::Const(c) => *c,
             Scalar::Valid { global, axes } => span(mesh, device, *global as usize, axes).len as i64,
             Scalar::Base { global, axes } => span(mesh, device, *global as usize, axes).start as i64,
+            Scalar::There(clip) => clip.whole() as i64,
+        }
+    }
+
+    /// The value on a device at a run, if it differs from run to run.
+    pub fn at(&self, mesh: &Mesh, device: usize, sizes: &Sizes) -> Option<i64> {
+        match self {
+            Scalar::There(c) => Some(c.valid(span(mesh, device, c.global as usize, &c.axes), sizes) as i64),
+            Scalar::Const(_) | Scalar::Valid { .. } | Scalar::Base { .. } => None,
         }
     }
 }
@@ -468,6 +480,10 @@ pub struct CollectiveCall {
     pub concat_dim: u32,
     /// Bytes of the whole logical buffer over the group, unpadded (what `inspect` reports).
     pub logical_bytes: u64,
+    /// How far the collective goes along each dim, of the larger of its two sides; empty when it goes all the way. The rest is
+    /// neither read nor written, the tail of a short piece neither.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub there: Vec<Extent>,
 }
 
 impl FuncProgram {

@@ -48,6 +48,8 @@ pub(crate) struct EntryIo {
 pub(crate) struct StageLayout {
     frame: u64,
     values: u64,
+    /// Where frame and values end, and where inputs, outputs and messages begin.
+    scratch: (u64, u64),
     pub(crate) states: Vec<Option<PerBatch>>,
     pub(crate) entries: Vec<EntryIo>,
     bytes: u64,
@@ -171,6 +173,13 @@ impl Layout {
         })
     }
 
+    /// Everything of a device that no run may rely on.
+    pub(crate) fn scratch_of(&self, device: usize) -> [Extent; 2] {
+        let (base, stage) = (self.bases[device], &self.stages[device / self.stage_devices]);
+        let range = |from: u64, to: u64| Extent { offset: base + from as usize, len: (to - from) as usize };
+        [range(0, stage.scratch.0), range(stage.scratch.1, stage.bytes)]
+    }
+
     /// Offset of a constant's buffer.
     pub(crate) fn constant(&self, index: usize) -> usize {
         self.constants[index]
@@ -195,6 +204,7 @@ fn stage_layout(program: &Program, stage: usize) -> StageLayout {
     });
     let frame = cursor.take(frames.max().unwrap_or(0));
     let values = cursor.take(programs.iter().map(|p| p.arena_bytes).max().unwrap_or(0));
+    let scratch = cursor.0;
     let per_batch = |cursor: &mut Cursor, bytes: u64| {
         let stride = align(bytes);
         let offset = cursor.take(stride.saturating_mul(micro_batches));
@@ -225,7 +235,7 @@ fn stage_layout(program: &Program, stage: usize) -> StageLayout {
         end = end.max(io.0);
     }
     let params = used.iter().filter_map(|s| if let Slot::Param(p) = s { Some(*p) } else { None }).collect();
-    StageLayout { frame, values, states, entries, bytes: end, params }
+    StageLayout { frame, values, scratch: (scratch, start), states, entries, bytes: end, params }
 }
 
 /// Gives every (entry, sender, tag) its message buffers, behind the other buffers of the receiving stage's devices.

@@ -4,7 +4,9 @@ use crate::extents::FuncExtents;
 use crate::kernels::{KernelSet, Operand};
 use crate::layout::{Layout, Mail};
 use crate::memory::Mapping;
-use pcc_ir::program::{Base, EntryProgram, FuncProgram, InstrKind, Loc, LocalParam, Program, Slot, Step};
+use pcc_ir::program::{
+    Base, EntryProgram, FuncProgram, InstrKind, Launch, Loc, LocalParam, Program, Scalar, Slot, Step,
+};
 use pcc_ir::storage::BlockMatrix;
 use pcc_ir::{AxisRef, Extent, Sizes};
 use std::collections::HashMap;
@@ -220,6 +222,14 @@ impl<'a> Binding<'a> {
             Some(held) => self.bytes_at(loc, held.bytes),
             None => self.operand(loc),
         }
+    }
+
+    /// The scalars of a launch, if some of them differ from run to run; `fixed` are all others.
+    pub(crate) fn scalars_at_run(&self, launch: &Launch, fixed: &[i64]) -> Option<Vec<i64>> {
+        let value = |s: &Scalar| s.at(&self.machine.program.mesh, self.position(), &self.sizes);
+        let differs = launch.scalars.iter().any(|s| matches!(s, Scalar::There(_)));
+        let all = || launch.scalars.iter().zip(fixed).map(|(s, &f)| value(s).unwrap_or(f)).collect();
+        differs.then(all)
     }
 
     pub(crate) fn operand(&self, loc: &Loc) -> Operand<'a> {

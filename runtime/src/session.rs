@@ -23,6 +23,9 @@ pub struct Options {
     pub workers: usize,
     /// Takes the time of every instruction, after each run; nothing is timed without one.
     pub trace: Option<TraceSink>,
+    /// Whether to fill all buffers but parameters and states with NaN before each run: shows whether something is read that the run did not
+    /// write.
+    pub poison: bool,
     /// Set to true, from any thread, to end the run between instructions.
     pub cancel: Arc<AtomicBool>,
 }
@@ -31,6 +34,7 @@ pub struct Options {
 pub struct Session {
     executor: Executor,
     trace: Option<TraceSink>,
+    poison: bool,
 }
 
 impl Session {
@@ -56,7 +60,7 @@ impl Session {
             cancel: options.cancel.clone(),
         };
         let executor = Executor::new(Machine::new(program, layout, memory, kernels), settings)?;
-        Ok(Self { executor, trace: options.trace.clone() })
+        Ok(Self { executor, trace: options.trace.clone(), poison: options.poison })
     }
 
     /// The loaded program.
@@ -104,6 +108,9 @@ impl Session {
                 ))
                 .help(format!("give {} rows, or compile with --batch {rows}", batch.batch)));
         }
+        if self.poison {
+            poison(machine);
+        }
         let seq = distribute::write_inputs(machine, index, inputs, rows)?;
         refuse_short_reduction(&machine.program, index, seq)?;
         let has_rows = |&m: &usize| (0..batch.replicas).any(|r| !batch.cell(rows, r, m).is_empty());
@@ -133,6 +140,15 @@ impl Session {
         events.sort_by_key(|e| (e.start, e.device));
         let traced = Traced { program: self.program(), events: &events, rows, seq };
         sink.lock().unwrap_or_else(PoisonError::into_inner).add(&traced)
+    }
+}
+
+/// Fills everything that no run may rely on with bytes that are NaN in every float type.
+fn poison(machine: &Machine) {
+    for device in 0..machine.program.mesh.devices() {
+        for extent in machine.layout.scratch_of(device) {
+            machine.memory.window(extent.offset, extent.len).fill(0xFF);
+        }
     }
 }
 

@@ -76,8 +76,8 @@ impl AttentionCall {
     }
 
     /// Every operand that is read, with its extents in the order of its strides.
-    pub fn reads(&self) -> Vec<(&'static str, &Strided, Vec<u64>)> {
-        let [b, s, t, g, r, d, e] = self.whole();
+    pub fn reads(&self) -> Vec<(&'static str, &Strided, Vec<&Extent>)> {
+        let [b, s, t, g, r, d, e] = self.extents();
         let mut all = vec![
             ("q", &self.q, vec![b, s, g, r, d]),
             ("k", &self.k, vec![b, t, g, d]),
@@ -104,8 +104,8 @@ impl AttentionCall {
     }
 
     /// The extents of what is written.
-    pub fn out_extents(&self) -> Vec<u64> {
-        let [b, s, _, g, r, _, e] = self.whole();
+    pub fn made(&self) -> Vec<&Extent> {
+        let [b, s, _, g, r, _, e] = self.extents();
         vec![b, s, g, r, e]
     }
 

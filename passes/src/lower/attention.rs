@@ -3,7 +3,7 @@
 use super::func::{FuncLowering, View};
 use pcc_ir::ops::Attention;
 use pcc_ir::program::{AttentionCall, InstrKind, Strided};
-use pcc_ir::{DType, Diagnostic, Inst, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Extent, Inst, Type, ValueId};
 
 /// Most elements of a head: workers hold the heads of a tile of queries.
 const HEAD: usize = 1 << 16;
@@ -13,8 +13,11 @@ impl FuncLowering<'_> {
     pub fn lower_attention(&mut self, inst: &Inst, att: &Attention) -> Result<(), Diagnostic> {
         let what = Self::what(inst);
         let out = inst.results[0];
-        let shape = |v: ValueId| self.func.ty(v).shape.iter().map(|&n| n as u64).collect::<Vec<_>>();
-        let (qs, vs) = (shape(inst.args[0]), shape(inst.args[2]));
+        let [b, s, g, r, e] = &self.extents(out)[..] else {
+            return Err(Diagnostic::internal("attention of another rank"));
+        };
+        let whole = |v: ValueId, d: usize| self.func.ty(v).shape[d] as u64;
+        let t = Extent::part(whole(inst.args[1], 1), self.clips.keys(inst));
         for v in [&inst.args[..3], &[out]].concat() {
             self.refuse_attention(v, &what)?;
         }
@@ -32,13 +35,13 @@ impl FuncLowering<'_> {
         let (q, k, v, k_pos) = (read(0)?, read(1)?, read(2)?, read(4)?);
         let to = self.destination(out);
         let mut call = AttentionCall {
-            b: qs[0].into(),
-            s: qs[1].into(),
-            t: vs[1].into(),
-            g: qs[2].into(),
-            r: qs[3].into(),
-            d: qs[4].into(),
-            e: vs[3].into(),
+            b: b.clone(),
+            s: s.clone(),
+            t: t.clone(),
+            g: g.clone(),
+            r: r.clone(),
+            d: whole(inst.args[0], 4).into(),
+            e: e.clone(),
             scale: att.scale,
             causal: att.causal,
             window: att.window.map(|w| w as u64),
@@ -52,7 +55,7 @@ impl FuncLowering<'_> {
             out: strided(&to, self.func.ty(out).dtype),
             scratch: None,
         };
-        if AttentionCall::splits_keys(qs[1], qs[3], vs[1]) {
+        if AttentionCall::splits_keys(s.full, r.full, t.full) {
             let bytes = call.scratch_bytes().and_then(|n| usize::try_from(n).ok());
             let bytes = bytes.ok_or_else(|| Diagnostic::internal("attention over too many keys"))?;
             let buf = self.frame_buffer(&Type::f32([bytes / 4]));

@@ -4,7 +4,7 @@ use super::func::{FuncLowering, dense_strides};
 use pcc_ir::mesh::group_size;
 use pcc_ir::ops::{Collective, Op};
 use pcc_ir::program::{CollectiveCall, CollectiveKind, InstrKind};
-use pcc_ir::{AxisRef, Diagnostic, Inst, ReduceKind, ValueId};
+use pcc_ir::{AxisRef, Diagnostic, Extent, Inst, ReduceKind, ValueId};
 
 impl FuncLowering<'_> {
     pub fn lower_collective(&mut self, inst: &Inst, c: &Collective) -> Result<(), Diagnostic> {
@@ -41,10 +41,22 @@ impl FuncLowering<'_> {
             split_dim: split as u32,
             concat_dim: concat as u32,
             logical_bytes: logical as u64,
+            there: self.moved(inst, c),
         };
         let why = self.reason(inst, kind, axes);
         self.emit(InstrKind::Collective(call), &what, why);
         Ok(())
+    }
+
+    /// How far a collective goes along each dim, on the larger of its two sides; nothing where all is moved.
+    fn moved(&self, inst: &Inst, c: &Collective) -> Vec<Extent> {
+        let (from, to) = (&self.func.ty(inst.args[0]).shape, &self.func.ty(inst.results[0]).shape);
+        let parts = self.clips.moved(c, inst, to.len());
+        if parts.iter().all(Option::is_none) {
+            return Vec::new();
+        }
+        let whole = from.iter().zip(to).map(|(&a, &b)| a.max(b) as u64);
+        whole.zip(parts).map(|(n, part)| Extent::part(n, part)).collect()
     }
 
     /// In plain words: what each device has and why, what the next op needs, and the two shardings.

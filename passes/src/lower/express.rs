@@ -260,14 +260,17 @@ impl FuncLowering<'_> {
         let index_rank = self.func.ty(indices).rank();
         let mut index = self.express(k, indices, &Map(map.0[..index_rank].to_vec()))?;
         let rows = self.func.ty(table).shape[g.batch];
-        let limit = match &g.base {
-            Some(base) => {
-                let b = k.scalar(base_scalar(base));
-                index = k.binary(BinaryKind::Sub, index, b);
-                k.scalar_id(Scalar::Valid { global: base.global as u64, axes: base.axes.clone() })
-            }
-            None => k.scalar_id(Scalar::Const(rows as i64)),
-        };
+        let mut limit = Scalar::Const(rows as i64);
+        if let Some(base) = &g.base {
+            let b = k.scalar(base_scalar(base));
+            index = k.binary(BinaryKind::Sub, index, b);
+            limit = Scalar::Valid { global: base.global as u64, axes: base.axes.clone() };
+        }
+        // Of a table of positions, those that the run does not have are not there either.
+        if let Some(there) = self.clips.table(g, inst) {
+            limit = Scalar::There(Box::new(there));
+        }
+        let limit = k.scalar_id(limit);
         let mut dims = map.0[..g.batch].to_vec();
         dims.push(Dim::fixed(0));
         dims.extend_from_slice(&map.0[index_rank..]);

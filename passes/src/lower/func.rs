@@ -5,6 +5,7 @@
 //! inlined values into kernel nodes, `gemm.rs` maps contractions to matrix products, this file walks the instructions.
 
 use super::buffers::{self, BufId, Buffer, Place};
+use super::clips::FuncClips;
 use super::express::{Dim, Map};
 use super::kernel_build::{Built, KernelBuilder, KernelTable};
 use super::materialise;
@@ -40,6 +41,8 @@ pub(super) fn is_dense(shape: &[usize], strides: &[i64]) -> bool {
 pub(super) struct FuncLowering<'a> {
     pub func: &'a Func,
     pub mesh: &'a Mesh,
+    /// Which part of each value is written.
+    pub clips: &'a FuncClips,
     pub kernels: &'a mut KernelTable,
     /// Defining instruction of each value that has one.
     pub def: HashMap<ValueId, InstId>,
@@ -64,8 +67,7 @@ pub(super) struct FuncLowering<'a> {
 pub(super) fn lower_func(
     func: &Func,
     mesh: &Mesh,
-    in_place: &[(usize, usize)],
-    storages: &[Storage],
+    (clips, in_place, storages): (&FuncClips, &[(usize, usize)], &[Storage]),
     kernels: &mut KernelTable,
 ) -> Result<(FuncProgram, Vec<ConstantData>), Diagnostic> {
     let packed: HashMap<ValueId, PackedMatrix> = func
@@ -79,6 +81,7 @@ pub(super) fn lower_func(
     let mut l = FuncLowering {
         func,
         mesh,
+        clips,
         kernels,
         def: plan.def,
         owned: plan.owned,
@@ -183,6 +186,13 @@ impl FuncLowering<'_> {
         if inst.loc.is_empty() { inst.op.name().to_owned() } else { inst.loc.clone() }
     }
 
+    /// Loops over the dims of a value, as far as it is there.
+    pub fn extents(&self, v: ValueId) -> Vec<Extent> {
+        let shape = &self.func.ty(v).shape;
+        let clips = self.clips.of(v, shape.len());
+        shape.iter().zip(clips).map(|(&n, clip)| Extent::part(n as u64, clip)).collect()
+    }
+
     pub fn launch(&mut self, built: Built, what: &str) {
         let kernel = self.kernels.intern(built.kernel);
         let accesses = &self.kernels.kernels[kernel].accesses;
@@ -192,13 +202,8 @@ impl FuncLowering<'_> {
             .zip(accesses)
             .map(|(&(buf, offset), a)| buffers::pending(buf, offset as u64 * a.dtype.bytes() as u64))
             .collect();
-        let launch = Launch {
-            kernel,
-            ptrs,
-            extents: built.extents.iter().map(|&n| Extent::full(n as u64)).collect(),
-            strides: built.strides,
-            scalars: built.scalars,
-        };
+        let launch =
+            Launch { kernel, ptrs, extents: built.extents, strides: built.strides, scalars: built.scalars };
         self.emit(InstrKind::Kernel(launch), what, String::new());
     }
 
@@ -298,7 +303,8 @@ impl FuncLowering<'_> {
     /// One kernel computing `out` from its definition, its dims iterated in `order`.
     fn kernel_into(&mut self, out: ValueId, order: &[usize], inst: &Inst) -> Result<(), Diagnostic> {
         let ty = self.func.ty(out).clone();
-        let mut k = KernelBuilder::new(order.iter().map(|&d| ty.shape[d] as i64).collect());
+        let extents = self.extents(out);
+        let mut k = KernelBuilder::new(order.iter().map(|&d| extents[d].clone()).collect());
         let map = Map::permuted(order, &ty.shape);
         let node = self.express_inst(&mut k, inst, &map)?;
         let to = self.destination(out);
@@ -316,8 +322,20 @@ impl FuncLowering<'_> {
 
     /// Copies a value into a fresh dense buffer (or a given view of the same shape).
     pub fn copy_to(&mut self, v: ValueId, to: &View, what: &str) -> Result<(), Diagnostic> {
+        let extents = self.extents(v);
+        self.copy_part(v, extents, to, what)
+    }
+
+    /// Copies as much of a value as `extents` say.
+    pub fn copy_part(
+        &mut self,
+        v: ValueId,
+        extents: Vec<Extent>,
+        to: &View,
+        what: &str,
+    ) -> Result<(), Diagnostic> {
         let ty = self.func.ty(v).clone();
-        let mut k = KernelBuilder::new(ty.shape.iter().map(|&n| n as i64).collect());
+        let mut k = KernelBuilder::new(extents);
         let map = Map::identity(&ty.shape);
         let node = self.express(&mut k, v, &map)?;
         self.store(&mut k, to, &map, &ty, node);

@@ -8,9 +8,9 @@ use pcc_ir::program::{BatchDim, Gemm, InstrKind, Matrix};
 use pcc_ir::{DType, Diagnostic, Extent, Inst, ValueId};
 
 /// One dim of a product: its extent and its stride in each of a, b and c (0 where it does not occur).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
-    pub extent: i64,
+    pub extent: Extent,
     pub a: i64,
     pub b: i64,
     pub c: i64,
@@ -25,24 +25,26 @@ struct Product {
     k: Vec<Step>,
 }
 
-/// Drops dims of extent 1 and merges neighbours that step alike in all three matrices.
+/// Drops dims of extent 1 and merges neighbours that step alike in all three matrices. All of the inner one has to be there.
 pub(super) fn merge(steps: &[Step]) -> Vec<Step> {
     let mut out: Vec<Step> = Vec::new();
-    for &s in steps.iter().filter(|s| s.extent != 1) {
+    for s in steps.iter().filter(|s| s.extent != Extent::full(1)) {
+        let n = s.extent.full as i64;
+        let goes_on = |o: &Step| o.extent.full == 1 || o.a == s.a * n && o.b == s.b * n && o.c == s.c * n;
         match out.last_mut() {
-            Some(o) if o.a == s.a * s.extent && o.b == s.b * s.extent && o.c == s.c * s.extent => {
-                *o = Step { extent: o.extent * s.extent, ..s };
+            Some(o) if s.extent.clip.is_none() && goes_on(o) => {
+                *o = Step { extent: o.extent.times(s.extent.full), ..s.clone() };
             }
-            _ => out.push(s),
+            _ => out.push(s.clone()),
         }
     }
     out
 }
 
 /// Takes the longest dim out of a merged list; an empty list gives a dim of extent 1.
-fn take_longest(steps: &mut Vec<Step>) -> Step {
-    let longest = (0..steps.len()).max_by_key(|&i| (steps[i].extent, i));
-    longest.map_or(Step { extent: 1, a: 0, b: 0, c: 0 }, |i| steps.remove(i))
+pub(super) fn take_longest(steps: &mut Vec<Step>) -> Step {
+    let longest = (0..steps.len()).max_by_key(|&i| (steps[i].extent.full, i));
+    longest.map_or(Step { extent: Extent::full(1), a: 0, b: 0, c: 0 }, |i| steps.remove(i))
 }
 
 impl FuncLowering<'_> {
@@ -66,17 +68,14 @@ impl FuncLowering<'_> {
             col,
         };
         let gemm = Gemm {
-            m: Extent::full(m1.extent as u64),
-            n: Extent::full(n1.extent as u64),
-            k: Extent::full(k1.extent as u64),
+            m: m1.extent,
+            n: n1.extent,
+            k: k1.extent,
             alpha,
             a: matrix(views[0], m1.a, k1.a),
             b: matrix(views[1], k1.b, n1.b),
             c: matrix(views[2], m1.c, n1.c),
-            batch: batch
-                .iter()
-                .map(|s| BatchDim { extent: Extent::full(s.extent as u64), a: s.a, b: s.b, c: s.c })
-                .collect(),
+            batch: batch.into_iter().map(|s| BatchDim { extent: s.extent, a: s.a, b: s.b, c: s.c }).collect(),
             accumulate: false,
             packed: None,
         };
@@ -112,21 +111,28 @@ impl FuncLowering<'_> {
 
     fn dot_dims(&self, dot: &DotGeneral, inst: &Inst, a: &View, b: &View, c: &View) -> Product {
         let (lhs, rhs) = (&self.func.ty(inst.args[0]).shape, &self.func.ty(inst.args[1]).shape);
+        let made = self.extents(inst.results[0]);
+        let contracted = self.clips.contracted(dot, inst, self.func);
         let mut p = Product::default();
         for (i, (&l, &r)) in dot.lhs_batch.iter().zip(&dot.rhs_batch).enumerate() {
-            p.batch.push(Step { extent: lhs[l] as i64, a: a.strides[l], b: b.strides[r], c: c.strides[i] });
+            p.batch.push(Step { extent: made[i].clone(), a: a.strides[l], b: b.strides[r], c: c.strides[i] });
         }
         let mut at = dot.lhs_batch.len();
         for l in (0..lhs.len()).filter(|l| !dot.lhs_batch.contains(l) && !dot.lhs_contract.contains(l)) {
-            p.m.push(Step { extent: lhs[l] as i64, a: a.strides[l], b: 0, c: c.strides[at] });
+            p.m.push(Step { extent: made[at].clone(), a: a.strides[l], b: 0, c: c.strides[at] });
             at += 1;
         }
         for r in (0..rhs.len()).filter(|r| !dot.rhs_batch.contains(r) && !dot.rhs_contract.contains(r)) {
-            p.n.push(Step { extent: rhs[r] as i64, a: 0, b: b.strides[r], c: c.strides[at] });
+            p.n.push(Step { extent: made[at].clone(), a: 0, b: b.strides[r], c: c.strides[at] });
             at += 1;
         }
-        for (&l, &r) in dot.lhs_contract.iter().zip(&dot.rhs_contract) {
-            p.k.push(Step { extent: lhs[l] as i64, a: a.strides[l], b: b.strides[r], c: 0 });
+        for ((&l, &r), part) in dot.lhs_contract.iter().zip(&dot.rhs_contract).zip(contracted) {
+            p.k.push(Step {
+                extent: Extent::part(lhs[l] as u64, part),
+                a: a.strides[l],
+                b: b.strides[r],
+                c: 0,
+            });
         }
         p
     }

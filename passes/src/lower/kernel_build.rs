@@ -8,7 +8,7 @@ use cranelift_entity::PrimaryMap;
 use pcc_ir::kernel::{Access, AccessId, At, Kernel, KernelId, Lane, Node, NodeId, Store};
 use pcc_ir::ops::{BinaryKind, CompareKind, UnaryKind};
 use pcc_ir::program::Scalar;
-use pcc_ir::{DType, ReduceKind};
+use pcc_ir::{DType, Extent, ReduceKind};
 use std::collections::HashMap;
 
 /// A lane dim shorter than this is merged with the rows when possible; one that is at least this long is left alone, so
@@ -27,7 +27,7 @@ struct PendingAccess {
 
 /// A kernel under construction.
 pub(super) struct KernelBuilder {
-    extents: Vec<i64>,
+    extents: Vec<Extent>,
     accesses: Vec<PendingAccess>,
     nodes: Vec<Node>,
     known: HashMap<String, NodeId>,
@@ -42,15 +42,15 @@ pub(super) struct Built {
     pub kernel: Kernel,
     /// Buffer and element offset of each access.
     pub ptrs: Vec<(BufId, i64)>,
-    pub extents: Vec<i64>,
+    pub extents: Vec<Extent>,
     pub strides: Vec<i64>,
     pub scalars: Vec<Scalar>,
 }
 
 impl KernelBuilder {
     /// A kernel over an iteration space of these extents, the last one being the lane dim.
-    pub fn new(extents: Vec<i64>) -> Self {
-        let extents = if extents.is_empty() { vec![1] } else { extents };
+    pub fn new(extents: Vec<Extent>) -> Self {
+        let extents = if extents.is_empty() { vec![Extent::full(1)] } else { extents };
         let indexed = vec![false; extents.len()];
         Self {
             extents,
@@ -72,8 +72,9 @@ impl KernelBuilder {
         self.extents.len() - 1
     }
 
+    /// Extent of a dim, whatever part of it is there.
     pub fn extent(&self, dim: usize) -> i64 {
-        self.extents[dim]
+        self.extents[dim].full as i64
     }
 
     /// Adds a node, or finds the equal one.
@@ -155,8 +156,8 @@ impl KernelBuilder {
         write: bool,
     ) -> AccessId {
         strides.resize(self.rank(), 0);
-        for (s, &e) in strides.iter_mut().zip(&self.extents) {
-            if e == 1 {
+        for (s, e) in strides.iter_mut().zip(&self.extents) {
+            if e.full == 1 {
                 *s = 0;
             }
         }
@@ -193,7 +194,7 @@ impl KernelBuilder {
                 _ => Lane::Strided,
             };
             // A lane of one element is a unit one to whoever writes it.
-            let kind = if a.write && self.extents[lane] == 1 { Lane::Unit } else { kind };
+            let kind = if a.write && self.extents[lane].full == 1 { Lane::Unit } else { kind };
             // A store at a run-time index may move along the lane by that index alone.
             let indexed = self.stores.iter().any(|s| s.access as usize == i && s.at.is_some());
             let kind = if indexed && kind == Lane::Broadcast { Lane::Strided } else { kind };
@@ -214,7 +215,11 @@ impl KernelBuilder {
 
     fn drop_unit_dims(&mut self) {
         let keep: Vec<usize> = (0..self.rank())
-            .filter(|&d| self.indexed[d] || self.extents[d] != 1 || (self.has_row_reduce && d == self.lane()))
+            .filter(|&d| {
+                self.indexed[d]
+                    || self.extents[d] != Extent::full(1)
+                    || (self.has_row_reduce && d == self.lane())
+            })
             .collect();
         let keep = if keep.is_empty() { vec![self.lane()] } else { keep };
         self.reorder(&keep);
@@ -225,7 +230,7 @@ impl KernelBuilder {
         if keep.len() == self.rank() {
             return;
         }
-        self.extents = keep.iter().map(|&d| self.extents[d]).collect();
+        self.extents = keep.iter().map(|&d| self.extents[d].clone()).collect();
         self.indexed = keep.iter().map(|&d| self.indexed[d]).collect();
         for a in &mut self.accesses {
             a.strides = keep.iter().map(|&d| a.strides[d]).collect();
@@ -240,8 +245,8 @@ impl KernelBuilder {
     }
 
     fn lane_is_settled(&self, outer: usize) -> bool {
-        let lane = self.extents[self.lane()];
-        self.has_row_reduce || lane >= SHORT_LANE || lane * self.extents[outer] > LONG_LANE
+        let lane = self.extent(self.lane());
+        self.has_row_reduce || lane >= SHORT_LANE || lane * self.extent(outer) > LONG_LANE
     }
 
     fn merge_dims(&mut self) {
@@ -250,10 +255,13 @@ impl KernelBuilder {
             let outer = d - 1;
             let is_lane = d == self.lane();
             let fixed = self.indexed[d] || self.indexed[outer] || (is_lane && self.lane_is_settled(outer));
-            let may =
-                !fixed && self.accesses.iter().all(|a| a.strides[outer] == a.strides[d] * self.extents[d]);
-            if may {
-                self.extents[outer] *= self.extents[d];
+            // Of a dim that is inside of another, all has to be there.
+            let whole = self.extents[d].clip.is_none();
+            let alone = self.extents[outer].full == 1;
+            let goes_on = |a: &PendingAccess| alone || a.strides[outer] == a.strides[d] * self.extent(d);
+            if !fixed && whole && self.accesses.iter().all(goes_on) {
+                let inner = self.extents[d].full;
+                self.extents[outer] = self.extents[outer].times(inner);
                 for a in &mut self.accesses {
                     a.strides[outer] = a.strides[d];
                 }

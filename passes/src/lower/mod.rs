@@ -10,6 +10,7 @@
 
 mod attention;
 pub(crate) mod buffers;
+mod clips;
 mod collective;
 mod express;
 mod func;
@@ -24,12 +25,13 @@ mod weight;
 
 use crate::cost::Cluster;
 use crate::cut_stages::{CallCost, cut_stages};
+use clips::{Clips, FuncClips, InPlace};
 use kernel_build::KernelTable;
 use pcc_ir::graph::{Label, Role};
 use pcc_ir::kernel::KernelId;
 use pcc_ir::program::{
     BatchPlan, ConstantData, EntryProgram, InstrKind, IoSpec, Launch, LocalParam, LocalState, ModelInfo,
-    Program, Step, Target, VERSION, WeightsRef,
+    Program, Step, Target, Task, VERSION, WeightsRef,
 };
 use pcc_ir::repeat::{Chain, Numbering};
 use pcc_ir::{DType, Diagnostic, Entry, Func, FuncId, Mesh, Module, Op, Sharding, Type, ValueId};
@@ -74,7 +76,11 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
     let mut kernels = KernelTable::default();
     let mut constants = Vec::new();
     let storages = storage::choose(local, input.sharded);
-    let lowered = lower_functions(local, &storages, &mut kernels, &mut constants)?;
+    let pairs = in_place_pairs(local)?;
+    // Only models of a known task promise that positions a run does not have are never seen.
+    let masked = matches!(input.info.task, Task::CausalLm | Task::Encoder);
+    let clips = Clips::of(input.sharded, local, &input.batch, masked, &pairs);
+    let lowered = lower_functions(local, (&clips, &pairs, &storages), &mut kernels, &mut constants)?;
     let chains = chains(local)?;
     let cut = stage_cut(input, &storages, &lowered, &chains)?;
     let entries = local
@@ -190,7 +196,7 @@ fn callees(func: &Func) -> Result<Vec<FuncId>, Diagnostic> {
 /// Lowers each function that some entry calls, once.
 fn lower_functions(
     local: &Module,
-    storages: &Storages,
+    (clips, pairs, storages): (&Clips, &InPlace, &Storages),
     kernels: &mut KernelTable,
     constants: &mut Vec<ConstantData>,
 ) -> Result<Lowered, Diagnostic> {
@@ -200,7 +206,6 @@ fn lower_functions(
         constants: Vec::new(),
         copies: HashMap::new(),
     };
-    let uses: Vec<Uses> = local.entries.iter().map(|e| Uses::of(&local.funcs[e.func], e)).collect();
     for entry in &local.entries {
         let main = &local.funcs[entry.func];
         for id in callees(main)? {
@@ -208,9 +213,8 @@ fn lower_functions(
                 continue;
             }
             let func = &local.funcs[id];
-            let pairs = in_place(local, &uses, id, func);
-            let (program, consts) =
-                func::lower_func(func, &local.mesh, &pairs, &storages.args(id, func), kernels)?;
+            let known = (&clips.func(id), &pairs[&id][..], &storages.args(id, func)[..]);
+            let (program, consts) = func::lower_func(func, &local.mesh, known, kernels)?;
             out.index.insert(id, out.programs.len() as u32);
             out.programs.push(program);
             out.constants.push(consts.into_iter().map(|c| intern_constant(constants, c)).collect());
@@ -239,11 +243,23 @@ fn add_copy(out: &mut Lowered, ty: &Type, mesh: &Mesh, kernels: &mut KernelTable
     let mut f = Func::new("copy");
     let v = f.arg(ty.clone(), "x");
     f.results.push(v);
-    let (program, _) = func::lower_func(&f, mesh, &[], &[], kernels)?;
+    let (program, _) = func::lower_func(&f, mesh, (&FuncClips::default(), &[], &[]), kernels)?;
     out.copies.insert(bytes, out.programs.len() as u32);
     out.programs.push(program);
     out.constants.push(Vec::new());
     Ok(())
+}
+
+/// The in-place pairs of every function that some entry calls.
+fn in_place_pairs(local: &Module) -> Result<InPlace, Diagnostic> {
+    let uses: Vec<Uses> = local.entries.iter().map(|e| Uses::of(&local.funcs[e.func], e)).collect();
+    let mut pairs = HashMap::new();
+    for entry in &local.entries {
+        for id in callees(&local.funcs[entry.func])? {
+            pairs.entry(id).or_insert_with(|| in_place(local, &uses, id, &local.funcs[id]));
+        }
+    }
+    Ok(pairs)
 }
 
 /// What an entry's function does with its values.

@@ -6,7 +6,7 @@ use super::kernel_build::KernelBuilder;
 use pcc_ir::kernel::At;
 use pcc_ir::ops::{BinaryKind, Op, Pad, Reduce, Rope, Update};
 use pcc_ir::program::Scalar;
-use pcc_ir::{DType, Diagnostic, Func, Inst, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Extent, Func, Inst, Type, ValueId};
 
 /// Arguments that an `update` may change in place: used by nothing else, and its result is a result of the function.
 pub(super) fn in_place_pairs(func: &Func) -> Vec<(usize, usize)> {
@@ -51,7 +51,9 @@ impl FuncLowering<'_> {
         let mut shape = ty.shape.clone();
         shape[last] = half;
         let to = self.destination(out);
-        let mut k = KernelBuilder::new(shape.iter().map(|&n| n as i64).collect());
+        let mut extents = self.extents(out);
+        extents[last] = Extent::full(half as u64);
+        let mut k = KernelBuilder::new(extents);
         let part = |second: bool| {
             let mut map = Map::identity(&shape);
             map.0[last] = match (rope.interleaved, second) {
@@ -72,15 +74,15 @@ impl FuncLowering<'_> {
         self.store(&mut k, &to, &second, &ty, hi);
         self.launch(k.finish("rope"), &Self::what(inst));
         if 2 * half < ty.shape[last] {
-            self.copy_tail(x, &to, ty.dtype, last, 2 * half, &Self::what(inst))?;
+            self.copy_tail((x, out), &to, ty.dtype, last, 2 * half, &Self::what(inst))?;
         }
         Ok(())
     }
 
-    /// Copies elements `from..` of dim `dim` of `v` to the same place of `to`, which has elements of `dtype`.
+    /// Copies elements `from..` of dim `dim` of `v`, as far as `out` is there, to the same place of `to`, which has elements of `dtype`.
     fn copy_tail(
         &mut self,
-        v: ValueId,
+        (v, out): (ValueId, ValueId),
         to: &View,
         dtype: DType,
         dim: usize,
@@ -90,7 +92,9 @@ impl FuncLowering<'_> {
         let ty = Type { dtype, ..self.func.ty(v).clone() };
         let mut shape = ty.shape.clone();
         shape[dim] -= from;
-        let mut k = KernelBuilder::new(shape.iter().map(|&n| n as i64).collect());
+        let mut extents = self.extents(out);
+        extents[dim] = Extent::full(shape[dim] as u64);
+        let mut k = KernelBuilder::new(extents);
         let mut map = Map::identity(&shape);
         map.0[dim].offset = from as i64;
         let node = self.express(&mut k, v, &map)?;
@@ -104,8 +108,11 @@ impl FuncLowering<'_> {
         let mut at = 0;
         for &a in &inst.args {
             let part = View { offset: to.offset + at * to.strides[dim], ..to.clone() };
-            self.copy_to(a, &part, &Self::what(inst))?;
-            at += self.func.ty(a).shape[dim] as i64;
+            let length = self.func.ty(a).shape[dim];
+            let mut extents = self.extents(inst.results[0]);
+            extents[dim] = Extent::full(length as u64);
+            self.copy_part(a, extents, &part, &Self::what(inst))?;
+            at += length as i64;
         }
         Ok(())
     }
@@ -115,13 +122,20 @@ impl FuncLowering<'_> {
         let ty = self.func.ty(out).clone();
         let to = self.destination(out);
         if pad.low.iter().chain(&pad.high).any(|&n| n > 0) {
-            let mut k = KernelBuilder::new(ty.shape.iter().map(|&n| n as i64).collect());
+            let mut k = KernelBuilder::new(self.extents(out));
             let fill = k.constant(ty.dtype, pad.value);
             self.store(&mut k, &to, &Map::identity(&ty.shape), &ty, fill);
             self.launch(k.finish("fill"), &Self::what(inst));
         }
         let skip: i64 = pad.low.iter().zip(&to.strides).map(|(&l, &s)| l as i64 * s).sum();
-        self.copy_to(inst.args[0], &View { offset: to.offset + skip, ..to }, &Self::what(inst))
+        let inner = self.func.ty(inst.args[0]).shape.clone();
+        let whole = |(d, e): (usize, Extent)| match pad.low[d] + pad.high[d] {
+            0 => e,
+            _ => Extent::full(inner[d] as u64),
+        };
+        let extents = self.extents(out).into_iter().enumerate().map(whole).collect();
+        let to = View { offset: to.offset + skip, ..to };
+        self.copy_part(inst.args[0], extents, &to, &Self::what(inst))
     }
 
     pub fn lower_update(&mut self, inst: &Inst, u: &Update) -> Result<(), Diagnostic> {
@@ -138,7 +152,10 @@ impl FuncLowering<'_> {
             }
         };
         let shape = self.func.ty(new).shape.clone();
-        let mut k = KernelBuilder::new(shape.iter().map(|&n| n as i64).collect());
+        // Rows of the state are updated as far as they are there, and with as many as there are.
+        let mut extents = self.extents(out);
+        extents[u.batch] = self.extents(new)[u.batch].clone();
+        let mut k = KernelBuilder::new(extents);
         let map = Map::identity(&shape);
         let node = self.express(&mut k, new, &map)?;
         let first = self.express(&mut k, start, &Map(map.0[..u.batch].to_vec()))?;
@@ -163,6 +180,16 @@ impl FuncLowering<'_> {
         Ok(())
     }
 
+    /// Loops over the operand of a reduction: what is reduced as a whole, the rest as far as the result is there.
+    fn reduced_extents(&self, inst: &Inst, dims: &[usize]) -> Vec<Extent> {
+        let mut kept = self.extents(inst.results[0]).into_iter();
+        let extent = |(d, &n): (usize, &usize)| match dims.contains(&d) {
+            true => Extent::full(n as u64),
+            false => kept.next().unwrap_or(Extent::full(n as u64)),
+        };
+        self.func.ty(inst.args[0]).shape.iter().enumerate().map(extent).collect()
+    }
+
     /// One row kernel per reduced dim, last dim first.
     pub fn lower_reduce(&mut self, inst: &Inst, reduce: &Reduce) -> Result<(), Diagnostic> {
         let out = inst.results[0];
@@ -180,12 +207,11 @@ impl FuncLowering<'_> {
             return self.copy_to(inst.args[0], &to, &Self::what(inst));
         }
         let mut shape = ty.shape.clone();
+        let mut extents = self.reduced_extents(inst, &dims);
         let mut from: Option<View> = None;
         while let Some(dim) = dims.pop() {
-            let extents: Vec<usize> =
-                (0..shape.len()).filter(|&d| d != dim).chain([dim]).map(|d| shape[d]).collect();
-            let mut k = KernelBuilder::new(extents.iter().map(|&n| n as i64).collect());
             let order: Vec<usize> = (0..shape.len()).filter(|&d| d != dim).chain([dim]).collect();
+            let mut k = KernelBuilder::new(order.iter().map(|&d| extents[d].clone()).collect());
             let map = Map::permuted(&order, &shape);
             let x = match &from {
                 None => self.express(&mut k, inst.args[0], &map)?,
@@ -197,6 +223,7 @@ impl FuncLowering<'_> {
             };
             let r = k.row_reduce(reduce.kind, x);
             shape.remove(dim);
+            extents.remove(dim);
             let part = Type::new(ty.dtype, shape.clone());
             let to = if dims.is_empty() {
                 self.destination(out)

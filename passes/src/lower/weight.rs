@@ -2,7 +2,7 @@
 
 use super::express::base_scalar;
 use super::func::{FuncLowering, View};
-use super::gemm::{Step, merge};
+use super::gemm::{Step, merge, take_longest};
 use pcc_ir::ops::{DotGeneral, Gather};
 use pcc_ir::program::{BatchDim, Gemm, InstrKind, Matrix, PackedMatrix, Rows, Scalar};
 use pcc_ir::{Diagnostic, Extent, Inst};
@@ -10,8 +10,8 @@ use pcc_ir::{Diagnostic, Extent, Inst};
 /// The one dim that merged steps are; none is a dim of extent 1.
 fn single(steps: &[Step]) -> Option<Step> {
     match merge(steps).as_slice() {
-        [] => Some(Step { extent: 1, a: 0, b: 0, c: 0 }),
-        [step] => Some(*step),
+        [] => Some(Step { extent: Extent::full(1), a: 0, b: 0, c: 0 }),
+        [step] => Some(step.clone()),
         _ => None,
     }
 }
@@ -42,41 +42,58 @@ impl FuncLowering<'_> {
             _ => c.strides.split_at(free.len()),
         };
         let (rows, columns) = if side == 0 { (columns, rows) } else { (rows, columns) };
-        let step =
-            |d: usize, a: &View, c: i64| Step { extent: types[0].shape[d] as i64, a: a.strides[d], b: 0, c };
+        let made = self.extents(out);
+        let (tall, wide) = match side {
+            0 => made.split_at(made.len() - free.len()),
+            _ => made.split_at(free.len()),
+        };
+        let (tall, wide) = if side == 0 { (wide, tall) } else { (tall, wide) };
+        let parts = self.clips.contracted(dot, inst, self.func);
+        let part = |d: usize| match side {
+            0 => dot.rhs_contract.iter().position(|&r| r == d).and_then(|i| parts[i].clone()),
+            _ => dot.lhs_contract.iter().position(|&l| l == d).and_then(|i| parts[i].clone()),
+        };
+        let step = |d: usize, extent: Extent, a: &View, c: i64| Step { extent, a: a.strides[d], b: 0, c };
+        // Rows that are clipped inside of the batch stay a loop around the product.
         let dims = |a: &View| {
-            let m: Vec<Step> = free.iter().zip(rows).map(|(&d, &c)| step(d, a, c)).collect();
-            let k: Vec<Step> = order.iter().map(|&d| step(d, a, 0)).collect();
-            Some((single(&m)?, single(&k)?))
+            let rows = free.iter().zip(tall).zip(rows);
+            let m: Vec<Step> = rows.map(|((&d, e), &c)| step(d, e.clone(), a, c)).collect();
+            let whole = |d: usize| types[0].shape[d] as u64;
+            let k: Vec<Step> =
+                order.iter().map(|&d| step(d, Extent::part(whole(d), part(d)), a, 0)).collect();
+            Some((merge(&m), single(&k)?))
         };
         let mut a = self.view(x)?;
-        let (m, k) = match dims(&a) {
+        let (mut m, k) = match dims(&a) {
             Some(found) => found,
             None => {
                 a = self.dense_copy(x, &[], &order, &what)?;
-                dims(&a).ok_or_else(|| Diagnostic::internal(format!("rows of {what} do not step evenly")))?
+                dims(&a).ok_or_else(|| Diagnostic::internal(format!("terms of {what} do not step evenly")))?
             }
         };
-        let wide = (0..types[1].rank()).filter(|d| pairs.iter().all(|p| p.0 != *d));
-        let n: Vec<Step> = wide
-            .zip(columns)
-            .map(|(d, &c)| Step { extent: types[1].shape[d] as i64, a: 0, b: 0, c })
-            .collect();
-        let n = single(&n)
+        let one = take_longest(&mut m);
+        let across = |clipped: bool| {
+            let extent = |e: &Extent| if clipped { e.clone() } else { Extent::full(e.full) };
+            let steps = wide.iter().zip(columns).map(|(e, &c)| Step { extent: extent(e), a: 0, b: 0, c });
+            single(&steps.collect::<Vec<_>>())
+        };
+        // Panels have one dim of columns: a clip inside of another dim is left out.
+        let n = across(true)
+            .or_else(|| across(false))
             .ok_or_else(|| Diagnostic::internal(format!("columns of {what} do not step evenly")))?;
         let matrix = |view: &View, i: usize, row, col| {
             let dtype = types[i].dtype;
             Matrix { loc: Self::loc(view, dtype.bytes()), dtype, row, col }
         };
         let gemm = Gemm {
-            m: Extent::full(m.extent as u64),
-            n: Extent::full(packed.n),
-            k: Extent::full(packed.k),
+            m: one.extent,
+            n: n.extent,
+            k: k.extent,
             alpha: 1.0,
-            a: matrix(&a, 0, m.a, k.a),
+            a: matrix(&a, 0, one.a, k.a),
             b: matrix(&self.view(weight)?, 1, 0, 0),
-            c: matrix(&c, 2, m.c, n.c),
-            batch: Vec::<BatchDim>::new(),
+            c: matrix(&c, 2, one.c, n.c),
+            batch: m.into_iter().map(|s| BatchDim { extent: s.extent, a: s.a, b: 0, c: s.c }).collect(),
             accumulate: false,
             packed: Some(packed),
         };
@@ -98,7 +115,13 @@ impl FuncLowering<'_> {
             }
             None => (Scalar::Const(0), Scalar::Const(rows as i64)),
         };
-        let count = self.func.ty(indices).elements() as u64;
+        // One loop: along the major dim, which alone may be clipped.
+        let made = self.extents(out);
+        let dims = self.func.ty(indices).rank();
+        let count = made[..dims].iter().fold(Extent::full(1), |count, e| match count == Extent::full(1) {
+            true => e.clone(),
+            false => count.times(e.full),
+        });
         let (index, dtype) = (self.dense(indices, &what)?, self.func.ty(out).dtype);
         let (table, to) = (self.view(table)?, self.destination(out));
         let rows = Rows {
@@ -106,7 +129,7 @@ impl FuncLowering<'_> {
             packed,
             dtype,
             indices: Self::loc(&index, 4),
-            count: Extent::full(count),
+            count,
             out: Self::loc(&to, dtype.bytes()),
             base,
             valid,

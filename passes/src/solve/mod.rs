@@ -32,7 +32,7 @@ use problem::{Builder, Problem, ReshardCosts};
 use std::collections::{BTreeMap, BTreeSet};
 use strategy::{Interner, ShardId};
 use structure::{SlotKind, Structure};
-use unite::Classes;
+pub(crate) use unite::Classes;
 
 /// Joined tables of more entries than this are not built: the search is then bounded and reports its gap.
 const TABLE_LIMIT: usize = 1 << 22;

@@ -4,7 +4,7 @@
 use super::memory::Roots;
 use pcc_ir::ops::{Attention, Collective, Gather, Iota, Literal, ShardBase, Update};
 use pcc_ir::program::{ConstantData, Scalar};
-use pcc_ir::{AxisRef, Func, Op, Type, ValueId};
+use pcc_ir::{AxisRef, Clip, Func, Op, Part, Term, Type, ValueId};
 use std::collections::HashSet;
 
 /// A matrix product: the value it makes, and what its operands and its result depend on.
@@ -17,6 +17,8 @@ pub(super) struct Product {
     /// Multiplications.
     pub work: u128,
     pub alpha: f64,
+    /// The parts of its sums that they may stop at.
+    pub depths: Vec<Clip>,
 }
 
 /// An attention: the value it makes, what each operand depends on (in the op's order), and their types.
@@ -28,6 +30,8 @@ pub(super) struct Attends<'a> {
     /// Whether it matters where the queries stand.
     pub looks: bool,
     pub result: usize,
+    /// The part of the keys that it may stop at, where positions a run does not have are never seen.
+    pub keys: Option<Clip>,
 }
 
 /// A collective: the value it makes, what its operand depends on.
@@ -65,8 +69,8 @@ pub(super) struct Expected<'a> {
     pub scalars: Vec<(Scalar, ValueId)>,
 }
 
-/// Reads a local function; instructions that nothing needs are skipped.
-pub(super) fn expected(func: &Func) -> Expected<'_> {
+/// Reads a local function, the local form of `global` if that is known; instructions that nothing needs are skipped.
+pub(super) fn expected<'a>(func: &'a Func, global: Option<&Func>) -> Expected<'a> {
     let live = live(func);
     let is_listed = |op: &Op| matches!(op, Op::Constant(c) if matches!(c.value, Literal::Dense(_)));
     let mut e = Expected {
@@ -119,6 +123,7 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
                     result: result_root,
                     work,
                     alpha: 1.0,
+                    depths: depths(func, global, inst, &dot.lhs_contract),
                 });
                 Roots::one(result_root)
             }
@@ -126,7 +131,8 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
                 let result_root = root();
                 let operands = (0..inst.args.len()).map(|i| (arg(i), func.ty(inst.args[i]))).collect();
                 let looks = inst.op.reads(3);
-                e.attentions.push(Attends { value: result, op, operands, looks, result: result_root });
+                let keys = positions(func, inst);
+                e.attentions.push(Attends { value: result, op, operands, looks, result: result_root, keys });
                 Roots::one(result_root)
             }
             Op::Collective(op) => {
@@ -157,6 +163,44 @@ pub(super) fn expected(func: &Func) -> Expected<'_> {
     }
     e.results = func.results.iter().map(|&v| of[index(v)].clone()).collect();
     e
+}
+
+/// The parts at which a sum over these dims of the first operand may stop: the device's piece of its major dim, since the rest is padding
+/// in both operands.
+fn depths(func: &Func, global: Option<&Func>, inst: &pcc_ir::Inst, dims: &[usize]) -> Vec<Clip> {
+    let Some(&v) = inst.args.first() else { return Vec::new() };
+    let shape = &func.ty(v).shape;
+    let mut found = Vec::new();
+    for (i, &d) in dims.iter().enumerate() {
+        let inner = dims[i + 1..].iter().map(|&d| shape[d] as u64).product();
+        let claim = func.values[v].claim.as_ref();
+        let whole = claim.zip(global).and_then(|(c, g)| global_extent(g, &c.term, d));
+        if let (Some(claim), Some(global)) = (claim, whole) {
+            let axes = claim.sharding.dims[d].clone();
+            found.push(Clip { part: Part::Piece, global, axes, inner });
+        }
+        if shape[d] != 1 {
+            break;
+        }
+    }
+    found
+}
+
+/// Extent of a dim of what a claim's term is.
+fn global_extent(global: &Func, term: &Term, dim: usize) -> Option<u64> {
+    match term {
+        Term::Value(v) => global.values.get(*v)?.ty.shape.get(dim).map(|&n| n as u64),
+        Term::Sum(terms) => global_extent(global, terms.first()?, dim),
+    }
+}
+
+/// The part of an attention's keys that a run has, if they are not split.
+fn positions(func: &Func, inst: &pcc_ir::Inst) -> Option<Clip> {
+    let keys = *inst.args.get(1)?;
+    let whole =
+        func.values[keys].claim.as_ref().is_some_and(|c| c.sharding.dims.get(1).is_some_and(Vec::is_empty));
+    let global = func.ty(keys).shape[1] as u64;
+    whole.then_some(Clip { part: Part::Seq, global, axes: Vec::new(), inner: 1 })
 }
 
 /// Row-reducing kernels that an op takes.

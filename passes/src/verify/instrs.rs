@@ -11,6 +11,7 @@ mod panels;
 
 pub(super) use panels::reads;
 
+use super::cuts::{Cut, Path};
 use super::expect::{Attends, Exchange, Expected, Product, RowKernel, expected};
 use super::fault;
 use super::footprint::Footprint;
@@ -19,19 +20,34 @@ use pcc_ir::mesh::Mesh;
 use pcc_ir::program::{
     Base, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Loc, Matrix, PackedMatrix, Program,
 };
-use pcc_ir::{DType, Diagnostic, Func, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Extent, Func, Type, ValueId};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
-/// Checks that `code` does what `func` says. Gives the constants that calls must bind, in order.
+/// Arguments, by number, of which something is left out.
+pub(super) type Given = Vec<(usize, Rc<Vec<Cut>>)>;
+
+/// What holds of an instruction list.
+#[derive(Clone, Debug)]
+pub(super) struct Proof {
+    /// The constants that calls must bind, in order.
+    pub constants: Vec<ConstantData>,
+    /// What each result leaves out.
+    pub results: Vec<Rc<Vec<Cut>>>,
+}
+
+/// Checks that `code` does what `func`, the local form of `global`, says when of some arguments, named by `args`, something is left out.
 pub(super) fn check(
     program: &Program,
+    global: Option<&Func>,
     func: &Func,
     code: &FuncProgram,
-) -> Result<Vec<ConstantData>, Diagnostic> {
-    let expected = expected(func);
+    args: &Given,
+) -> Result<Proof, Diagnostic> {
+    let expected = expected(func, global);
     let packed = code.packed().map_err(|(at, why)| of_instr(func, code, at, format!("cannot run: {why}")))?;
     check_slots(func, code, &expected, &packed)?;
-    let mut run = Run::new(program, func, code, expected);
+    let mut run = Run::new(program, func, code, expected, args);
     for at in 0..code.instrs.len() {
         run.instr(at)?;
     }
@@ -107,10 +123,17 @@ struct Run<'a> {
 struct Reach {
     buffer: usize,
     at: Footprint,
+    path: Path,
 }
 
 impl<'a> Run<'a> {
-    fn new(program: &'a Program, func: &'a Func, code: &'a FuncProgram, expected: Expected<'a>) -> Self {
+    fn new(
+        program: &'a Program,
+        func: &'a Func,
+        code: &'a FuncProgram,
+        expected: Expected<'a>,
+        cuts: &Given,
+    ) -> Self {
         let args = func.args.len();
         let mut buffers = vec![Buffer::empty(code.frame_bytes)];
         for (i, &bytes) in code.slot_bytes.iter().enumerate() {
@@ -119,7 +142,10 @@ impl<'a> Run<'a> {
                 i if i < args + func.results.len() => None,
                 i => Some(i - func.results.len()),
             };
-            buffers.push(root.map_or_else(|| Buffer::empty(bytes), |r| Buffer::full(bytes, Roots::one(r))));
+            let cuts = cuts.iter().find(|c| c.0 == i && i < args).map_or(&[][..], |c| &c.1[..]);
+            buffers.push(
+                root.map_or_else(|| Buffer::empty(bytes), |r| Buffer::full(bytes, Roots::one(r), cuts)),
+            );
         }
         let known = vec![false; expected.scalars.len()];
         Self {
@@ -170,9 +196,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn reach(&self, at: usize, loc: Loc, size: usize, steps: &[(i64, i64)]) -> Result<Reach, Diagnostic> {
+    /// What an access through these loops, each an extent and a stride in elements, touches; `all` are the extents of the instruction.
+    fn reach(
+        &self,
+        at: usize,
+        loc: Loc,
+        size: usize,
+        steps: &[(Extent, i64)],
+        all: &[&Extent],
+    ) -> Result<Reach, Diagnostic> {
         let buffer = self.buffer(at, loc)?;
-        let footprint = Footprint::of(loc.offset, size as u64, steps)
+        let whole = |(e, stride): &(Extent, i64)| (i64::try_from(e.full).unwrap_or(i64::MAX), *stride);
+        let steps_in_full: Vec<(i64, i64)> = steps.iter().map(whole).collect();
+        let footprint = Footprint::of(loc.offset, size as u64, &steps_in_full)
             .map_err(|why| self.wrong(at, format!("cannot run: {why}")))?;
         if footprint.end > self.buffers[buffer].bytes() {
             let (f, b) = (footprint, &self.buffers[buffer]);
@@ -182,18 +218,26 @@ impl<'a> Run<'a> {
                 format!("touches bytes {}..{} of {name}, which has {}", f.start, f.end, b.bytes()),
             ));
         }
-        Ok(Reach { buffer, at: footprint })
+        let path = Path::new(loc.offset, size as u64, steps, all);
+        Ok(Reach { buffer, at: footprint, path })
     }
 
     fn read(&self, at: usize, r: &Reach) -> Result<Roots, Diagnostic> {
-        self.buffers[r.buffer].read(&r.at).map_err(|why| {
+        self.buffers[r.buffer].read(&r.at, &r.path).map_err(|why| {
             let name = self.buffer_name(r.buffer);
             self.wrong(at, format!("reads {name} wrongly: {why}"))
         })
     }
 
-    /// Writes to slots of arguments and constants are refused unless the argument is updated in place.
-    fn write(&mut self, at: usize, r: &Reach, roots: &Roots, some: bool) -> Result<(), Diagnostic> {
+    /// Writes a box, or only some of it, known at run time, but for what is left out. Writes to slots of arguments and constants are
+    /// refused unless the argument is updated in place.
+    fn write(
+        &mut self,
+        at: usize,
+        r: &Reach,
+        roots: &Roots,
+        some: Option<Vec<Cut>>,
+    ) -> Result<(), Diagnostic> {
         let (args, results) = (self.func.args.len(), self.func.results.len());
         if let Some(slot) = r.buffer.checked_sub(1) {
             let in_place = self.code.in_place.iter().any(|p| p.0 as usize == slot);
@@ -202,8 +246,10 @@ impl<'a> Run<'a> {
                 return Err(self.wrong(at, format!("writes {name}, which is only read")));
             }
         }
-        let buffer = &mut self.buffers[r.buffer];
-        let done = if some { buffer.write_some(&r.at, roots) } else { buffer.write(&r.at, roots, at) };
+        let done = match some {
+            Some(left_out) => self.buffers[r.buffer].write_some(&r.at, roots, left_out),
+            None => self.buffers[r.buffer].write(&r.at, &r.path, roots, at),
+        };
         done.map_err(|why| self.wrong(at, why))?;
         match self.buffers[r.buffer].lost() {
             None => Ok(()),
@@ -234,26 +280,29 @@ impl<'a> Run<'a> {
         &self,
         at: usize,
         m: &Matrix,
-        rows: u64,
-        cols: u64,
-        batch: &[(i64, i64)],
+        (rows, cols): (&Extent, &Extent),
+        batch: Vec<(Extent, i64)>,
+        all: &[&Extent],
     ) -> Result<Reach, Diagnostic> {
-        let size = |n: u64| i64::try_from(n).map_err(|_| self.wrong(at, "has a dim too large"));
-        let mut steps = vec![(size(rows)?, m.row), (size(cols)?, m.col)];
-        steps.extend_from_slice(batch);
-        self.reach(at, m.loc, m.dtype.bytes(), &steps)
+        let mut steps = vec![(rows.clone(), m.row), (cols.clone(), m.col)];
+        steps.extend(batch);
+        self.reach(at, m.loc, m.dtype.bytes(), &steps, all)
     }
 
     fn gemm(&mut self, at: usize, g: &Gemm) -> Result<(), Diagnostic> {
-        let batch = |stride: fn(&pcc_ir::program::BatchDim) -> i64| -> Vec<(i64, i64)> {
-            g.batch.iter().map(|b| (i64::try_from(b.extent.full).unwrap_or(0), stride(b))).collect()
+        let batch = |stride: fn(&pcc_ir::program::BatchDim) -> i64| -> Vec<(Extent, i64)> {
+            g.batch.iter().map(|b| (b.extent.clone(), stride(b))).collect()
         };
-        let a = self.matrix(at, &g.a, g.m.full, g.k.full, &batch(|b| b.a))?;
+        let outer = g.batch.iter().map(|b| &b.extent);
+        // An empty sum is zero: that nothing of k is there does not keep c from being written.
+        let free: Vec<&Extent> = [&g.m, &g.n].into_iter().chain(outer).collect();
+        let all: Vec<&Extent> = free.iter().copied().chain([&g.k]).collect();
+        let a = self.matrix(at, &g.a, (&g.m, &g.k), batch(|b| b.a), &all)?;
         let b = match &g.packed {
             Some(packed) => self.packed_factor(at, g, packed)?,
-            None => self.matrix(at, &g.b, g.k.full, g.n.full, &batch(|b| b.b))?,
+            None => self.matrix(at, &g.b, (&g.k, &g.n), batch(|b| b.b), &all)?,
         };
-        let c = self.matrix(at, &g.c, g.m.full, g.n.full, &batch(|b| b.c))?;
+        let c = self.matrix(at, &g.c, (&g.m, &g.n), batch(|b| b.c), &free)?;
         let clash = |x: &Reach| x.buffer == c.buffer && x.at.meets(&c.at);
         if clash(&a) || clash(&b) {
             return Err(self.wrong(at, "writes its product over its operands"));
@@ -284,11 +333,16 @@ impl<'a> Run<'a> {
             );
             return Err(self.wrong(at, format!("should make {value}, but is another product")).why(why));
         }
+        if let Some(clip) = g.k.clip.as_deref()
+            && !wanted.depths.contains(clip)
+        {
+            return Err(self.wrong(at, format!("should make {value}, but leaves out terms of its sums")));
+        }
         let mut made = Roots::one(wanted.result);
         if g.accumulate {
             made.join(&self.read(at, &c)?);
         }
-        self.write(at, &c, &made, false)
+        self.write(at, &c, &made, None)
     }
 
     /// What an operand lacks and has too much.
@@ -308,7 +362,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn finish(self) -> Result<Vec<ConstantData>, Diagnostic> {
+    fn finish(self) -> Result<Proof, Diagnostic> {
         let missing = |v: ValueId, what: &str| Err(fault::of_value(self.func, v, what));
         if let Some(Product { value, .. }) = self.expected.products.get(self.products) {
             return missing(*value, "is never multiplied out: no instruction makes it");
@@ -327,19 +381,23 @@ impl<'a> Run<'a> {
         {
             return missing(*v, &format!("depends on the device, but no kernel knows {scalar:?}"));
         }
+        let mut results = Vec::new();
         for (i, (&v, wanted)) in self.func.results.iter().zip(&self.expected.results).enumerate() {
             let slot = Loc { base: Base::Slot((self.func.args.len() + i) as u32), offset: 0 };
             let buffer = self.buffer(0, slot)?;
             let bytes = self.buffers[buffer].bytes();
             let whole = Footprint { start: 0, end: bytes, bytes };
             let held = self.buffers[buffer]
-                .read(&whole)
+                .held(&whole)
                 .map_err(|_| fault::of_value(self.func, v, "is not written in full"))?;
             if !held.same(wanted) {
                 let why = self.difference("slot", &held, wanted);
                 return Err(fault::of_value(self.func, v, "is not what its slot holds at the end").why(why));
             }
+            let cuts = self.buffers[buffer].cuts();
+            let cuts = cuts.map_err(|why| fault::of_value(self.func, v, "is written in part").why(why))?;
+            results.push(Rc::new(cuts));
         }
-        Ok(self.expected.constants)
+        Ok(Proof { constants: self.expected.constants, results })
     }
 }

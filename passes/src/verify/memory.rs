@@ -1,5 +1,6 @@
 //! What the buffers of one call hold while its instructions run: which parts were written, and which values they depend on.
 
+use super::cuts::{Cut, Cuts, Path, joined};
 use super::footprint::Footprint;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -47,6 +48,7 @@ struct Piece {
     by: usize,
     box_: Footprint,
     roots: Roots,
+    cuts: Cuts,
 }
 
 /// A run of bytes with one history.
@@ -59,6 +61,8 @@ struct Run {
     write: Option<usize>,
     /// Writes with holes since then.
     pieces: Vec<Piece>,
+    /// What the write as a whole left out.
+    cuts: Cuts,
 }
 
 /// A write of a whole box.
@@ -87,13 +91,14 @@ pub(super) struct Buffer {
 impl Buffer {
     /// A buffer of which nothing is written.
     pub(super) fn empty(bytes: u64) -> Self {
-        let whole = Run { end: bytes, held: None, write: None, pieces: Vec::new() };
+        let whole = Run { end: bytes, held: None, write: None, pieces: Vec::new(), cuts: Vec::new() };
         Self { bytes, runs: BTreeMap::from([(0, whole)]), time: 0, writes: Vec::new(), lost: None }
     }
 
-    /// A buffer that holds something from the start.
-    pub(super) fn full(bytes: u64, roots: Roots) -> Self {
-        let whole = Run { end: bytes, held: Some(roots), write: None, pieces: Vec::new() };
+    /// A buffer that holds something from the start, but for what was left out.
+    pub(super) fn full(bytes: u64, roots: Roots, cuts: &[Cut]) -> Self {
+        let cuts = cuts.iter().map(|c| (0, c.clone())).collect();
+        let whole = Run { end: bytes, held: Some(roots), write: None, pieces: Vec::new(), cuts };
         Self { bytes, runs: BTreeMap::from([(0, whole)]), time: 0, writes: Vec::new(), lost: None }
     }
 
@@ -120,11 +125,48 @@ impl Buffer {
         }
     }
 
-    /// Everything that the bytes of a box depend on.
+    /// Everything that the bytes of a box, touched along `path`, depend on.
     ///
     /// # Errors
-    /// Bytes out of range, never written, or left over from a value that was overwritten in part.
-    pub(super) fn read(&self, f: &Footprint) -> Result<Roots, String> {
+    /// Bytes out of range, never written, left out by a write, or left over from a value that was overwritten in part.
+    pub(super) fn read(&self, f: &Footprint, path: &Path) -> Result<Roots, String> {
+        let roots = self.held(f)?;
+        for run in self.runs_in(f) {
+            let mut cuts = run.cuts.iter().chain(run.pieces.iter().flat_map(|p| &p.cuts));
+            if let Some((_, cut)) = cuts.find(|(origin, cut)| !path.keeps(*origin, cut)) {
+                return Err(format!(
+                    "of a dim of {}, only the part that is there is written ({:?}), but more is read",
+                    cut.count, cut.clip.part
+                ));
+            }
+        }
+        Ok(roots)
+    }
+
+    /// What is left out of the whole buffer.
+    ///
+    /// # Errors
+    /// Its parts are not clipped alike.
+    pub(super) fn cuts(&self) -> Result<Vec<Cut>, String> {
+        let whole = Footprint { start: 0, end: self.bytes, bytes: self.bytes };
+        let cuts: Vec<Cuts> = self
+            .runs_in(&whole)
+            .map(|run| run.cuts.iter().chain(run.pieces.iter().flat_map(|p| &p.cuts)).cloned().collect())
+            .collect();
+        joined(&cuts, 0)
+    }
+
+    fn runs_in(&self, f: &Footprint) -> impl Iterator<Item = &Run> {
+        let (start, end) = (f.start, f.end);
+        let before = self.runs.range(..=start).next_back().map_or(start, |(&s, _)| s);
+        self.runs.range(before..end.max(before)).map(|(_, run)| run).filter(move |run| run.end > start)
+    }
+
+    /// Everything that the bytes of a box depend on, whether it was left out or not.
+    ///
+    /// # Errors
+    /// As [`Buffer::read`].
+    pub(super) fn held(&self, f: &Footprint) -> Result<Roots, String> {
         self.inside(f)?;
         let mut roots = Roots::default();
         let before = self.runs.range(..=f.start).next_back().map(|(&s, _)| s).unwrap_or(f.start);
@@ -160,30 +202,39 @@ impl Buffer {
     }
 
     /// Instruction `by` writes a box.
-    pub(super) fn write(&mut self, f: &Footprint, roots: &Roots, by: usize) -> Result<(), String> {
+    pub(super) fn write(
+        &mut self,
+        f: &Footprint,
+        path: &Path,
+        roots: &Roots,
+        by: usize,
+    ) -> Result<(), String> {
         self.inside(f)?;
+        let cuts = path.cuts()?;
         if f.is_dense() {
-            self.replace(f, roots.clone(), by);
+            self.replace(f, roots.clone(), cuts, by);
             return Ok(());
         }
-        self.write_piece(f, roots, by);
-        Ok(())
+        self.write_piece(f, roots, cuts, by)
     }
 
-    /// Writes some of the bytes of a box, known only at run time: the rest stay.
-    pub(super) fn write_some(&mut self, f: &Footprint, roots: &Roots) -> Result<(), String> {
+    /// Writes some of the bytes of a box, known only at run time: the rest stay, and are not what they should be where `cuts` left them
+    /// out.
+    pub(super) fn write_some(&mut self, f: &Footprint, roots: &Roots, cuts: Vec<Cut>) -> Result<(), String> {
         self.inside(f)?;
+        let cuts: Cuts = cuts.into_iter().map(|c| (f.start, c)).collect();
         self.cut(f.start);
         self.cut(f.end);
         for (_, run) in self.runs.range_mut(f.start..f.end) {
             if let Some(held) = &mut run.held {
                 held.join(roots);
+                run.cuts.extend(cuts.iter().filter(|c| !run.cuts.contains(c)).cloned().collect::<Vec<_>>());
             }
         }
         Ok(())
     }
 
-    fn replace(&mut self, f: &Footprint, roots: Roots, by: usize) {
+    fn replace(&mut self, f: &Footprint, roots: Roots, cuts: Vec<Cut>, by: usize) {
         self.cut(f.start);
         self.cut(f.end);
         let gone: Vec<u64> = self.runs.range(f.start..f.end).map(|(&s, _)| s).collect();
@@ -202,13 +253,15 @@ impl Buffer {
         }
         let write = Some(self.writes.len());
         self.writes.push(Write { by, read: Cell::new(false), torn: None });
-        self.runs.insert(f.start, Run { end: f.end, held: Some(roots), write, pieces: Vec::new() });
+        let cuts = cuts.into_iter().map(|c| (f.start, c)).collect();
+        self.runs.insert(f.start, Run { end: f.end, held: Some(roots), write, pieces: Vec::new(), cuts });
     }
 
     /// A write with holes. When the latest such writes have filled their common hull, what was there before is gone.
-    fn write_piece(&mut self, f: &Footprint, roots: &Roots, by: usize) {
+    fn write_piece(&mut self, f: &Footprint, roots: &Roots, cuts: Vec<Cut>, by: usize) -> Result<(), String> {
         self.time += 1;
-        let new = Piece { time: self.time, by, box_: *f, roots: roots.clone() };
+        let cuts = cuts.into_iter().map(|c| (f.start, c)).collect();
+        let new = Piece { time: self.time, by, box_: *f, roots: roots.clone(), cuts };
         self.cut(f.start);
         self.cut(f.end);
         let mut recent: Vec<Piece> = Vec::new();
@@ -220,7 +273,7 @@ impl Buffer {
         }
         recent.sort_by_key(|p| std::cmp::Reverse(p.time));
         let (mut hull, mut bytes, mut all) = (*f, 0, Roots::default());
-        for piece in recent {
+        for (i, piece) in recent.iter().enumerate() {
             hull = Footprint {
                 start: hull.start.min(piece.box_.start),
                 end: hull.end.max(piece.box_.end),
@@ -229,16 +282,23 @@ impl Buffer {
             bytes += piece.box_.bytes;
             all.join(&piece.roots);
             if bytes == hull.end - hull.start {
-                self.replace(&hull, all, by);
-                return;
+                let cuts = joined(recent[..=i].iter().map(|p| &p.cuts), hull.start)?;
+                self.replace(&hull, all, cuts, by);
+                return Ok(());
             }
         }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// All of the buffer is there.
+    fn all() -> Path {
+        Path::default()
+    }
 
     fn at(start: u64, end: u64) -> Footprint {
         Footprint { start, end, bytes: end - start }
@@ -248,43 +308,43 @@ mod tests {
     fn halves_of_rows_make_a_whole_and_forget_what_was_there() {
         let mut b = Buffer::empty(96);
         let half = |offset| Footprint::of(offset, 4, &[(3, 8), (4, 1)]).unwrap();
-        b.write(&half(0), &Roots::one(1), 1).unwrap();
-        assert!(b.read(&at(0, 96)).unwrap_err().contains("before they are written"));
-        b.write(&half(16), &Roots::one(2), 2).unwrap();
-        assert_eq!(b.read(&at(0, 96)).unwrap().iter().collect::<Vec<_>>(), [1, 2]);
-        b.write(&half(0), &Roots::one(3), 3).unwrap();
-        assert!(b.read(&at(0, 96)).unwrap_err().contains("instruction 3 has overwritten a part"));
-        b.write(&half(16), &Roots::one(70), 4).unwrap();
-        assert_eq!(b.read(&at(0, 96)).unwrap().iter().collect::<Vec<_>>(), [3, 70]);
+        b.write(&half(0), &all(), &Roots::one(1), 1).unwrap();
+        assert!(b.read(&at(0, 96), &all()).unwrap_err().contains("before they are written"));
+        b.write(&half(16), &all(), &Roots::one(2), 2).unwrap();
+        assert_eq!(b.read(&at(0, 96), &all()).unwrap().iter().collect::<Vec<_>>(), [1, 2]);
+        b.write(&half(0), &all(), &Roots::one(3), 3).unwrap();
+        assert!(b.read(&at(0, 96), &all()).unwrap_err().contains("instruction 3 has overwritten a part"));
+        b.write(&half(16), &all(), &Roots::one(70), 4).unwrap();
+        assert_eq!(b.read(&at(0, 96), &all()).unwrap().iter().collect::<Vec<_>>(), [3, 70]);
     }
 
     #[test]
     fn a_value_overwritten_unread_or_in_part_is_noticed() {
         let mut b = Buffer::empty(64);
-        b.write(&at(0, 32), &Roots::one(1), 1).unwrap();
-        b.write(&at(32, 64), &Roots::one(1), 2).unwrap();
-        b.read(&at(32, 64)).unwrap();
-        b.write(&at(16, 64), &Roots::one(1), 3).unwrap();
+        b.write(&at(0, 32), &all(), &Roots::one(1), 1).unwrap();
+        b.write(&at(32, 64), &all(), &Roots::one(1), 2).unwrap();
+        b.read(&at(32, 64), &all()).unwrap();
+        b.write(&at(16, 64), &all(), &Roots::one(1), 3).unwrap();
         assert_eq!(b.lost(), None);
-        assert!(b.read(&at(0, 16)).unwrap_err().contains("instruction 3 has overwritten a part"));
-        b.write(&at(16, 64), &Roots::one(1), 4).unwrap();
+        assert!(b.read(&at(0, 16), &all()).unwrap_err().contains("instruction 3 has overwritten a part"));
+        b.write(&at(16, 64), &all(), &Roots::one(1), 4).unwrap();
         assert_eq!(b.lost(), Some(3));
         // A border of constants may be written inside.
-        b.write(&at(0, 64), &Roots::default(), 5).unwrap();
-        b.write(&at(16, 32), &Roots::one(2), 6).unwrap();
-        assert_eq!(b.read(&at(0, 64)).unwrap().iter().collect::<Vec<_>>(), [2]);
+        b.write(&at(0, 64), &all(), &Roots::default(), 5).unwrap();
+        b.write(&at(16, 32), &all(), &Roots::one(2), 6).unwrap();
+        assert_eq!(b.read(&at(0, 64), &all()).unwrap().iter().collect::<Vec<_>>(), [2]);
     }
 
     #[test]
     fn dense_writes_replace_and_others_add() {
-        let mut b = Buffer::full(64, Roots::one(0));
-        b.write(&at(16, 32), &Roots::one(1), 1).unwrap();
-        assert_eq!(b.read(&at(0, 64)).unwrap().iter().collect::<Vec<_>>(), [0, 1]);
-        assert_eq!(b.read(&at(16, 20)).unwrap().iter().collect::<Vec<_>>(), [1]);
-        b.write_some(&at(20, 40), &Roots::one(2)).unwrap();
-        assert_eq!(b.read(&at(16, 20)).unwrap().iter().collect::<Vec<_>>(), [1]);
-        assert_eq!(b.read(&at(30, 34)).unwrap().iter().collect::<Vec<_>>(), [0, 1, 2]);
-        assert!(b.read(&at(60, 68)).unwrap_err().contains("outside"));
+        let mut b = Buffer::full(64, Roots::one(0), &[]);
+        b.write(&at(16, 32), &all(), &Roots::one(1), 1).unwrap();
+        assert_eq!(b.read(&at(0, 64), &all()).unwrap().iter().collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(b.read(&at(16, 20), &all()).unwrap().iter().collect::<Vec<_>>(), [1]);
+        b.write_some(&at(20, 40), &Roots::one(2), Vec::new()).unwrap();
+        assert_eq!(b.read(&at(16, 20), &all()).unwrap().iter().collect::<Vec<_>>(), [1]);
+        assert_eq!(b.read(&at(30, 34), &all()).unwrap().iter().collect::<Vec<_>>(), [0, 1, 2]);
+        assert!(b.read(&at(60, 68), &all()).unwrap_err().contains("outside"));
         assert!(Roots::one(3).same(&{
             let mut r = Roots::one(3);
             r.join(&Roots::default());

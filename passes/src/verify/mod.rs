@@ -29,6 +29,7 @@
 mod claims;
 mod collectives;
 mod compute;
+mod cuts;
 mod erase;
 mod expect;
 mod fault;
@@ -116,5 +117,5 @@ pub fn check_program(sharded: &Module, local: &Module, program: &Program) -> Res
     structure::check(sharded, structure::Level::Sharded)?;
     structure::check(local, structure::Level::Local)?;
     io::check(sharded, local, program)?;
-    stages::check(local, program)
+    stages::check(sharded, local, program)
 }

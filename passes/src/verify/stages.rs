@@ -3,18 +3,21 @@
 
 mod bind;
 mod proofs;
+mod written;
 
+use super::cuts::Cut;
 use super::{fault, links};
 use pcc_ir::program::{EntryProgram, Program, Slot, StageProgram, Step};
 use pcc_ir::repeat::{Bound, Chain, ChainCall, Numbering, names};
 use pcc_ir::{Diagnostic, Entry, Func, Module};
 use proofs::Proofs;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::rc::Rc;
 
 /// Offsets in an arena are multiples of this.
 const ALIGN: u64 = 64;
 
-pub(super) fn check(local: &Module, program: &Program) -> Result<(), Diagnostic> {
+pub(super) fn check(sharded: &Module, local: &Module, program: &Program) -> Result<(), Diagnostic> {
     let tables = Tables::of(program)?;
     let chain = |entry: &Entry| {
         Chain::with(local, entry, &tables.params, &tables.states).map_err(|why| {
@@ -23,7 +26,7 @@ pub(super) fn check(local: &Module, program: &Program) -> Result<(), Diagnostic>
         })
     };
     let chains = local.entries.iter().map(chain).collect::<Result<Vec<_>, _>>()?;
-    let mut proofs = Proofs::new(local, program);
+    let mut proofs = Proofs::new(sharded, local, program);
     let mut state_stage: HashMap<u32, usize> = HashMap::new();
     for ((entry, made), chain) in local.entries.iter().zip(&program.entries).zip(&chains) {
         let func = &local.funcs[entry.func];
@@ -96,6 +99,8 @@ struct Walk<'a> {
     outputs: HashMap<u32, Vec<(usize, Number)>>,
     /// What states hold at the end.
     new_states: HashMap<u32, Number>,
+    /// What values leave out, if anything.
+    cuts: HashMap<Number, Rc<Vec<Cut>>>,
 }
 
 impl<'a> Walk<'a> {
@@ -137,6 +142,7 @@ impl<'a> Walk<'a> {
             links: HashMap::new(),
             outputs: HashMap::new(),
             new_states: HashMap::new(),
+            cuts: HashMap::new(),
         }
     }
 
@@ -355,6 +361,7 @@ impl<'a> Walk<'a> {
         for r in &self.chain.results {
             let name = || names::element(&self.entry.results[r.index as usize], r.element);
             if let Some(s) = r.state {
+                self.check_state(r.value, &name)?;
                 let held = self.new_states.get(&s).or(self.states.get(&s));
                 if held != Some(&r.value) {
                     let what = format!("is the new value of state `{}`, but does not end up there", name());
@@ -371,6 +378,7 @@ impl<'a> Walk<'a> {
                 };
                 return Err(self.of_value(r.value, &what));
             }
+            self.check_output(r.value, output as usize)?;
             output += 1;
         }
         Ok(())

@@ -5,9 +5,9 @@ use crate::block::{Place, runs};
 use crate::kernels::Operand;
 use crate::machine::Binding;
 use crate::memory::{Region, reduce_block};
-use pcc_ir::AxisRef;
 use pcc_ir::program::{CollectiveCall, CollectiveKind, Loc};
 use pcc_ir::sharding::member_span;
+use pcc_ir::{AxisRef, Extent};
 
 /// Elements of an all-reduce in one part.
 const PART: usize = 1 << 14;
@@ -20,19 +20,8 @@ pub(super) struct Exchange<'a> {
     /// First device of the stage; members count from it.
     pub(super) stage_start: usize,
     pub(super) members: &'a [u32],
-}
-
-/// Number of parts of a collective in a group of `size`.
-pub(super) fn parts(call: &CollectiveCall, size: usize) -> usize {
-    match call.kind {
-        CollectiveKind::AllReduce => elements(&call.dst_shape).div_ceil(PART).max(1),
-        _ => size,
-    }
-}
-
-/// Bytes read and written by the whole group: what sharing the work among workers is worth.
-pub(super) fn traffic(call: &CollectiveCall, size: usize) -> usize {
-    size * (elements(&call.src_shape) + elements(&call.dst_shape)) * call.dtype.bytes()
+    /// How far to go along each dim, on the larger side; see [`CollectiveCall::there`].
+    pub(super) there: Vec<usize>,
 }
 
 fn elements(shape: &[u64]) -> usize {
@@ -49,7 +38,30 @@ fn held(whole: usize, axes: &[AxisRef], i: usize) -> (usize, usize) {
     (span.start, span.len)
 }
 
+/// How far a collective goes along each dim on the device whose extents `extent` gives.
+pub(super) fn there(call: &CollectiveCall, extent: impl FnMut(&Extent) -> u64) -> Vec<usize> {
+    if call.there.is_empty() {
+        let whole = call.src_shape.iter().zip(&call.dst_shape);
+        return whole.map(|(&a, &b)| a.max(b) as usize).collect();
+    }
+    call.there.iter().map(extent).map(|n| n as usize).collect()
+}
+
 impl<'a> Exchange<'a> {
+    /// Number of parts.
+    pub(super) fn parts(&self) -> usize {
+        match self.call.kind {
+            _ if self.there.contains(&0) => 0,
+            CollectiveKind::AllReduce => self.there.iter().product::<usize>().div_ceil(PART).max(1),
+            _ => self.members.len(),
+        }
+    }
+
+    /// Bytes read and written by the whole group, about: what sharing the work among workers is worth.
+    pub(super) fn traffic(&self) -> usize {
+        2 * self.members.len() * self.there.iter().product::<usize>() * self.call.dtype.bytes()
+    }
+
     pub(super) fn run_part(&self, part: usize) {
         match self.call.kind {
             CollectiveKind::AllReduce => self.all_reduce(part),
@@ -77,10 +89,20 @@ impl<'a> Exchange<'a> {
 
     fn all_reduce(&self, part: usize) {
         let c = self.call;
-        let start = part * PART;
-        let len = PART.min(elements(&c.dst_shape).saturating_sub(start));
-        let (from, to) = (self.regions(&c.src, start), self.regions(&c.dst, start));
-        reduce_block(c.reduce, c.dtype, len, &from, &to);
+        let shape = extents(&c.dst_shape);
+        // What is there lies in runs that end where a clipped dim does; parts count its elements alone.
+        let (first, last) = (part * PART, (part + 1) * PART);
+        let mut before = 0;
+        let place = Place { shape: &shape, start: &vec![0; shape.len()] };
+        runs(&self.there, place, place, |at, _, count| {
+            let (from, to) = (first.max(before), last.min(before + count));
+            if from < to {
+                let skip = at + from - before;
+                let (src, dst) = (self.regions(&c.src, skip), self.regions(&c.dst, skip));
+                reduce_block(c.reduce, c.dtype, to - from, &src, &dst);
+            }
+            before += count;
+        });
     }
 
     /// Member `i` of the group receives everyone's piece.
@@ -89,7 +111,8 @@ impl<'a> Exchange<'a> {
         let (src, dst, dim) = (extents(&c.src_shape), extents(&c.dst_shape), c.concat_dim as usize);
         for j in 0..self.members.len() {
             let (start, len) = held(dst[dim], &c.axes, j);
-            self.copy(j, i, (&src, dim, 0), (&dst, dim, start), &with(&src, dim, len));
+            let len = len.min(self.there[dim].saturating_sub(start));
+            self.copy(j, i, (&src, dim, 0), (&dst, dim, start), &with(&self.there, dim, len));
         }
     }
 
@@ -97,16 +120,13 @@ impl<'a> Exchange<'a> {
     fn reduce_scatter(&self, i: usize) {
         let c = self.call;
         let (src, dst, dim) = (extents(&c.src_shape), extents(&c.dst_shape), c.split_dim as usize);
-        let (start, len) = held(src[dim], &c.axes, i);
-        if len < dst[dim] {
-            self.zero(i);
-        }
+        let (start, len) = self.kept(src[dim], dst[dim], dim, i);
         let target = self.operand(i, &c.dst);
         let (from_start, to_start) = (with(&vec![0; src.len()], dim, start), vec![0; dst.len()]);
         let from = Place { shape: &src, start: &from_start };
         let to = Place { shape: &dst, start: &to_start };
         let size = c.dtype.bytes();
-        runs(&with(&dst, dim, len), from, to, |f, t, count| {
+        runs(&with(&self.there, dim, len), from, to, |f, t, count| {
             let to = Region { window: target.window, offset: target.offset + t * size };
             reduce_block(c.reduce, c.dtype, count, &self.regions(&c.src, f), &[to]);
         });
@@ -117,15 +137,24 @@ impl<'a> Exchange<'a> {
         let c = self.call;
         let (src, dst) = (extents(&c.src_shape), extents(&c.dst_shape));
         let (split, concat) = (c.split_dim as usize, c.concat_dim as usize);
-        let (start, len) = held(src[split], &c.axes, i);
-        if len < dst[split] {
-            self.zero(i);
-        }
+        let (start, len) = self.kept(src[split], dst[split], split, i);
         for j in 0..self.members.len() {
             let (at, count) = held(dst[concat], &c.axes, j);
-            let lens = with(&with(&dst, split, len), concat, count);
+            let count = count.min(self.there[concat].saturating_sub(at));
+            let lens = with(&with(&self.there, split, len), concat, count);
             self.copy(j, i, (&src, split, start), (&dst, concat, at), &lens);
         }
+    }
+
+    /// Where the piece of dim `dim` that member `i` keeps starts in the whole, and how much of it is there. The tail of a short piece is
+    /// zero, unless nothing beyond what is there is written.
+    fn kept(&self, whole: usize, piece: usize, dim: usize, i: usize) -> (usize, usize) {
+        let (start, len) = held(whole, &self.call.axes, i);
+        let clipped = self.call.there.get(dim).is_some_and(|e| e.clip.is_some());
+        if len < piece && !clipped {
+            self.zero(i);
+        }
+        (start, len.min(self.there[dim].saturating_sub(start)))
     }
 
     /// Member `i` receives the first member's buffer.

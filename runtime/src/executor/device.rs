@@ -1,6 +1,6 @@
 //! A virtual device: a program counter over its stage's steps and their instructions.
 
-use super::collective::{Exchange, parts, traffic};
+use super::collective::{Exchange, there};
 use super::link::Passed;
 use super::schedule::Job;
 use super::{Run, Shared, Worker, lock};
@@ -225,17 +225,15 @@ impl Shared {
                 many.as_slice()
             }
         };
+        let fixed = self.machine.scalars[binding.index].of(binding.position(), instr, launch.scalars.len());
+        let at_run = binding.scalars_at_run(launch, fixed);
         self.machine.kernels.call(
             &KernelCall {
                 kernel: launch.kernel,
                 operands,
                 extents: space.extents(),
                 strides: &launch.strides,
-                scalars: self.machine.scalars[binding.index].of(
-                    binding.position(),
-                    instr,
-                    launch.scalars.len(),
-                ),
+                scalars: at_run.as_deref().unwrap_or(fixed),
             },
             rows,
         );
@@ -257,8 +255,8 @@ impl Shared {
             return false;
         }
         arrived.store(0, Relaxed);
-        let parts = parts(call, size);
-        let worth = parts > 1 && traffic(call, size) > SHARED_BYTES;
+        let parts = exchange.parts();
+        let worth = parts > 1 && exchange.traffic() > SHARED_BYTES;
         self.in_parts(worth, worker, job(parts), |part| exchange.run_part(part));
         let members = exchange.members.iter().map(|&m| exchange.stage_start + m as usize);
         self.scheduler.release(size - 1, members.filter(|&m| m != binding.device));
@@ -268,7 +266,11 @@ impl Shared {
     fn exchange<'a>(&'a self, instr: usize, call: &'a CollectiveCall, binding: Binding<'a>) -> Exchange<'a> {
         let position = binding.position();
         let (_, members) = self.machine.groups.find(binding.index, instr, position);
-        Exchange { call, binding, stage_start: binding.device - position, members }
+        let stage_start = binding.device - position;
+        // Along the dims of a collective all members have the same, whoever came last.
+        let first = binding.on(stage_start + members[0] as usize);
+        let there = there(call, first.extents(instr));
+        Exchange { call, binding, stage_start, members, there }
     }
 
     /// Which counter of arrivals a device's group uses.

@@ -122,8 +122,13 @@ impl<'m> Window<'m> {
 
     /// Sets every byte to zero.
     pub(crate) fn zero(&self) {
+        self.fill(0);
+    }
+
+    /// Sets every byte.
+    pub(crate) fn fill(&self, byte: u8) {
         // SAFETY: the range is inside a live mapping.
-        unsafe { std::ptr::write_bytes(self.start, 0, self.len) };
+        unsafe { std::ptr::write_bytes(self.start, byte, self.len) };
     }
 
     /// The window as floats, for a reader that fills it. The caller is the only one to know of the window.

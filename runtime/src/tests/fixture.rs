@@ -150,6 +150,7 @@ pub(crate) fn collective(
         split_dim: dims[0],
         concat_dim: dims[1],
         logical_bytes: 0,
+        there: Vec::new(),
     }
 }
 

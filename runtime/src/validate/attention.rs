@@ -3,8 +3,8 @@
 use super::LARGEST;
 use super::instr::{buffer, overlap, span};
 use super::reach::Reach;
-use pcc_ir::DType;
 use pcc_ir::program::{AttentionCall, FuncProgram, Loc, Strided};
+use pcc_ir::{DType, Extent};
 use std::ops::Range;
 
 /// Most elements of a head: workers hold the heads of a tile of queries.
@@ -39,7 +39,7 @@ pub(super) fn check(func: &FuncProgram, call: &AttentionCall) -> Result<(), Stri
     if !matches!(call.out.dtype, DType::F32 | DType::BF16 | DType::F16) {
         return Err(format!("out is {}", call.out.dtype));
     }
-    let mut written = vec![(&call.out.loc, one(func, "out", &call.out, &call.out_extents(), true)?)];
+    let mut written = vec![(&call.out.loc, one(func, "out", &call.out, &call.made(), true)?)];
     if let Some(loc) = &call.scratch {
         written.push((loc, scratch(func, call, loc)?));
     }
@@ -58,14 +58,14 @@ fn one(
     func: &FuncProgram,
     name: &str,
     view: &Strided,
-    extents: &[u64],
+    extents: &[&Extent],
     write: bool,
 ) -> Result<Range<u64>, String> {
     if view.strides.len() != extents.len() {
         return Err(format!("{name} has {} strides for {} dims", view.strides.len(), extents.len()));
     }
     let steps = extents.iter().zip(&view.strides);
-    let reach = steps.fold(Reach::POINT, |r, (&extent, &stride)| r.along(extent.into(), stride.into()));
+    let reach = steps.fold(Reach::POINT, |r, (extent, &stride)| r.along(extent.full.into(), stride.into()));
     span(func, &view.loc, write, view.dtype, reach).map_err(|why| format!("{name}: {why}"))
 }
 
@@ -82,7 +82,7 @@ fn scratch(func: &FuncProgram, call: &AttentionCall, loc: &Loc) -> Result<Range<
 /// Strides of zero make any extent fit, and a lying extent would run for years: elements of out are distinct, and keys differ in something.
 fn distinct(func: &FuncProgram, call: &AttentionCall) -> Result<(), String> {
     let held = |view: &Strided| Ok::<_, String>(buffer(func, &view.loc, false)? / view.dtype.bytes() as u64);
-    let made: u64 = call.out_extents().iter().product();
+    let made: u64 = call.made().iter().map(|e| e.full).product();
     let most = |views: [&Strided; 3]| views.into_iter().try_fold(0, |n, v| held(v).map(|h| h.max(n)));
     let (keys, heads) = (most([&call.k, &call.v, &call.k_pos])?, most([&call.q, &call.k, &call.q])?);
     if made > held(&call.out)? || call.t.full > keys || call.d.full > heads {

@@ -153,6 +153,7 @@ fn check_scalar(mesh: &Mesh, scalar: &Scalar) -> Result<(), String> {
             }
             check_axes(mesh, axes)
         }
+        Scalar::There(clip) => check_clip(mesh, clip),
     }
 }
 
@@ -173,6 +174,7 @@ fn scalar_bounds(scalar: &Scalar) -> Range<i128> {
         Scalar::Const(c) => i128::from(*c)..i128::from(*c) + 1,
         Scalar::Valid { global, axes } => 0..local_extent(*global as usize, axes) as i128 + 1,
         Scalar::Base { global, .. } => 0..i128::from(*global) + 1,
+        Scalar::There(clip) => 0..i128::from(clip.whole()) + 1,
     }
 }
 
@@ -283,6 +285,10 @@ fn check_collective(mesh: &Mesh, func: &FuncProgram, call: &CollectiveCall) -> R
         return Err(format!("{} dims", call.src_shape.len()));
     }
     check_shapes(call, group_size(&call.axes) as u64)?;
+    let whole = call.src_shape.iter().zip(&call.dst_shape).map(|(&a, &b)| a.max(b));
+    if !call.there.is_empty() && !whole.eq(call.there.iter().map(|e| e.full)) {
+        return Err("it does not go along its own dims".to_owned());
+    }
     let dense = |n: u64| Reach::POINT.along(n.into(), 1);
     let src =
         span(func, &call.src, false, call.dtype, dense(src_size)).map_err(|w| format!("source: {w}"))?;

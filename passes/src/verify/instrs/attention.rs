@@ -5,7 +5,7 @@ use super::super::fault;
 use super::super::memory::Roots;
 use super::{Reach, Run};
 use pcc_ir::program::{AttentionCall, Loc, Strided};
-use pcc_ir::{DType, Diagnostic, Type};
+use pcc_ir::{DType, Diagnostic, Extent, Type};
 
 impl Run<'_> {
     pub(super) fn attention(&mut self, at: usize, call: &AttentionCall) -> Result<(), Diagnostic> {
@@ -17,7 +17,13 @@ impl Run<'_> {
         if let Err(why) = same_attention(call, &wanted, self.func.ty(wanted.value)) {
             return Err(self.wrong(at, format!("should make {value}, but is another attention")).why(why));
         }
-        let out = self.strided(at, &call.out, &call.out_extents())?;
+        let keys = call.t.clip.as_deref();
+        let promised = || self.is_masked() && wanted.keys.as_ref() == keys;
+        let heads = call.d.clip.is_some();
+        if keys.is_some() && !promised() || heads {
+            return Err(self.wrong(at, format!("should make {value}, but leaves out keys or parts of heads")));
+        }
+        let out = self.strided(at, call, &call.out, call.made())?;
         let scratch = call.scratch.map(|loc| self.scratch(at, call, loc)).transpose()?;
         let mut written: Vec<&Reach> = vec![&out];
         written.extend(&scratch);
@@ -26,7 +32,7 @@ impl Run<'_> {
             return Err(self.wrong(at, "writes its result over what it is made of"));
         }
         for (name, view, extents) in call.reads() {
-            let reach = self.strided(at, view, &extents)?;
+            let reach = self.strided(at, call, view, extents)?;
             if written.iter().any(|w| clash(w, &reach)) {
                 return Err(self.wrong(at, format!("writes over its {name}")));
             }
@@ -41,32 +47,41 @@ impl Run<'_> {
         let made = Roots::one(wanted.result);
         if let Some(scratch) = &scratch {
             // Read again before the instruction ends.
-            self.write(at, scratch, &made, false)?;
+            self.write(at, scratch, &made, None)?;
             self.read(at, scratch)?;
         }
-        self.write(at, &out, &made, false)
+        self.write(at, &out, &made, None)
     }
 
-    fn strided(&self, at: usize, view: &Strided, extents: &[u64]) -> Result<Reach, Diagnostic> {
+    fn strided(
+        &self,
+        at: usize,
+        call: &AttentionCall,
+        view: &Strided,
+        extents: Vec<&Extent>,
+    ) -> Result<Reach, Diagnostic> {
         if view.strides.len() != extents.len() {
             return Err(self.wrong(at, "has an operand of another rank"));
         }
-        let steps: Option<Vec<(i64, i64)>> =
-            extents.iter().zip(&view.strides).map(|(&n, &s)| Some((i64::try_from(n).ok()?, s))).collect();
-        let steps = steps.ok_or_else(|| self.wrong(at, "has a dim too large"))?;
-        self.reach(at, view.loc, view.dtype.bytes(), &steps)
+        let steps: Vec<(Extent, i64)> =
+            extents.into_iter().cloned().zip(view.strides.iter().copied()).collect();
+        self.reach(at, view.loc, view.dtype.bytes(), &steps, &call.extents())
     }
 
     fn scratch(&self, at: usize, call: &AttentionCall, loc: Loc) -> Result<Reach, Diagnostic> {
         let floats = call.scratch_bytes().and_then(|n| i64::try_from(n / 4).ok());
         let floats = floats.ok_or_else(|| self.wrong(at, "has scratch too large"))?;
-        self.reach(at, loc, DType::F32.bytes(), &[(floats, 1)])
+        self.reach(at, loc, DType::F32.bytes(), &[(Extent::full(floats as u64), 1)], &call.extents())
     }
 }
 
 /// Which operand of the op a name stands for.
 fn position(name: &str) -> usize {
     ["q", "k", "v", "q_pos", "k_pos", "slopes"].iter().position(|n| *n == name).unwrap_or(usize::MAX)
+}
+
+fn whole(extents: &[&Extent]) -> Vec<u64> {
+    extents.iter().map(|e| e.full).collect()
 }
 
 fn same_attention(call: &AttentionCall, wanted: &Attends<'_>, out: &Type) -> Result<(), String> {
@@ -79,17 +94,17 @@ fn same_attention(call: &AttentionCall, wanted: &Attends<'_>, out: &Type) -> Res
     if call.q_pos.is_some() != wanted.looks || call.slopes.is_some() != (wanted.operands.len() > 5) {
         return Err("it has an operand too many or too few".to_owned());
     }
-    let is = |view: &Strided, extents: &[u64], ty: &Type| {
-        view.dtype == ty.dtype && extents.iter().map(|&n| n as usize).eq(ty.shape.iter().copied())
+    let is = |view: &Strided, extents: &[&Extent], ty: &Type| {
+        view.dtype == ty.dtype && extents.iter().map(|n| n.full as usize).eq(ty.shape.iter().copied())
     };
     for (name, view, extents) in call.reads() {
         match wanted.operands.get(position(name)) {
             Some((_, ty)) if is(view, &extents, ty) => {}
-            _ => return Err(format!("{name} is {}{extents:?}", view.dtype)),
+            _ => return Err(format!("{name} is {}{:?}", view.dtype, whole(&extents))),
         }
     }
-    match is(&call.out, &call.out_extents(), out) {
+    match is(&call.out, &call.made(), out) {
         true => Ok(()),
-        false => Err(format!("its result is {}{:?}", call.out.dtype, call.out_extents())),
+        false => Err(format!("its result is {}{:?}", call.out.dtype, whole(&call.made()))),
     }
 }

@@ -7,7 +7,7 @@ use super::super::structure::check_axes;
 use super::Run;
 use pcc_ir::ops::Collective;
 use pcc_ir::program::{CollectiveCall, CollectiveKind};
-use pcc_ir::{Diagnostic, ReduceKind};
+use pcc_ir::{Diagnostic, Extent, ReduceKind};
 
 impl Run<'_> {
     pub(super) fn collective(&mut self, at: usize, c: &CollectiveCall) -> Result<(), Diagnostic> {
@@ -20,13 +20,11 @@ impl Run<'_> {
         if let Err(why) = self.same_collective(c, &wanted) {
             return Err(self.wrong(at, format!("should make {value}, but is another collective")).why(why));
         }
-        let steps = |shape: &[u64]| -> Vec<(i64, i64)> {
-            let whole =
-                shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d)).and_then(|n| i64::try_from(n).ok());
-            vec![(whole.unwrap_or(0), 1)]
-        };
-        let src = self.reach(at, c.src, c.dtype.bytes(), &steps(&c.src_shape))?;
-        let dst = self.reach(at, c.dst, c.dtype.bytes(), &steps(&c.dst_shape))?;
+        let (from, to) = (side(c, true), side(c, false));
+        let all = |steps: &[(Extent, i64)]| steps.iter().map(|s| s.0.clone()).collect::<Vec<_>>();
+        let (from_all, to_all) = (all(&from), all(&to));
+        let src = self.reach(at, c.src, c.dtype.bytes(), &from, &from_all.iter().collect::<Vec<_>>())?;
+        let dst = self.reach(at, c.dst, c.dtype.bytes(), &to, &to_all.iter().collect::<Vec<_>>())?;
         let in_place = c.kind == CollectiveKind::AllReduce && c.src == c.dst;
         if src.buffer == dst.buffer && src.at.meets(&dst.at) && !in_place {
             return Err(self.wrong(at, format!("writes {value} over its own operand")));
@@ -36,7 +34,7 @@ impl Run<'_> {
             let why = self.difference("operand", &source, &wanted.source);
             return Err(self.wrong(at, format!("should make {value}, but exchanges other values")).why(why));
         }
-        self.write(at, &dst, &Roots::one(wanted.result), false)
+        self.write(at, &dst, &Roots::one(wanted.result), None)
     }
 
     fn same_collective(&self, c: &CollectiveCall, wanted: &Exchange<'_>) -> Result<(), String> {
@@ -80,6 +78,38 @@ impl Run<'_> {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// The loops over one side of a collective. What is there of the whole, a member has of its piece: the axes that cut the piece off are
+/// the minor ones of its dim.
+fn side(c: &CollectiveCall, is_src: bool) -> Vec<(Extent, i64)> {
+    let shape = if is_src { &c.src_shape } else { &c.dst_shape };
+    let mut stride = 1i64;
+    let mut steps: Vec<(Extent, i64)> = Vec::new();
+    for (d, &n) in shape.iter().enumerate().rev() {
+        let clip = c.there.get(d).and_then(|e| e.clip.as_deref()).cloned().map(|mut clip| {
+            if is_piece(c, d, is_src) {
+                clip.axes.extend(&c.axes);
+            }
+            clip
+        });
+        steps.push((Extent::part(n, clip), stride));
+        stride = stride.saturating_mul(i64::try_from(n).unwrap_or(i64::MAX));
+    }
+    steps.reverse();
+    steps
+}
+
+/// Whether this side has a piece of the dim that the other side has whole.
+fn is_piece(c: &CollectiveCall, d: usize, is_src: bool) -> bool {
+    match c.kind {
+        CollectiveKind::AllGather => is_src && d == c.concat_dim as usize,
+        CollectiveKind::ReduceScatter => !is_src && d == c.split_dim as usize,
+        CollectiveKind::AllToAll => {
+            is_src && d == c.concat_dim as usize || !is_src && d == c.split_dim as usize
+        }
+        _ => false,
     }
 }
 

@@ -1,12 +1,13 @@
 //! Kernels: what each access touches, what every node depends on, and what the device-dependent scalars are.
 
+use super::super::cuts::{Cut, Path};
 use super::super::fault;
 use super::super::memory::Roots;
 use super::{Reach, Run};
-use pcc_ir::Diagnostic;
 use pcc_ir::kernel::{Kernel, Lane, Node};
-use pcc_ir::program::{Launch, Program, Scalar};
+use pcc_ir::program::{Launch, Program, Scalar, Task};
 use pcc_ir::sharding::local_extent;
+use pcc_ir::{Diagnostic, Extent, Part};
 
 impl<'a> Run<'a> {
     pub(super) fn kernel(&mut self, at: usize, launch: &Launch) -> Result<(), Diagnostic> {
@@ -29,11 +30,11 @@ impl<'a> Run<'a> {
         let roots = self.node_roots(at, kernel, launch, &plain)?;
         self.check_aliases(at, kernel, launch, &plain)?;
         let reduces = kernel.nodes.iter().any(|n| matches!(n, Node::RowReduce(..)));
-        let rows = if reduces { Some(self.row_kernel(at, kernel, &roots)?) } else { None };
+        let rows = if reduces { Some(self.row_kernel(at, kernel, launch, &roots)?) } else { None };
         for store in &kernel.stores {
             let mut made = rows.clone().unwrap_or_else(|| roots[store.node as usize].clone());
             match &store.at {
-                None => self.write(at, &plain[store.access as usize], &made, false)?,
+                None => self.write(at, &plain[store.access as usize], &made, None)?,
                 Some(index) => {
                     made.join(&roots[index.index as usize]);
                     let reach = self.access(
@@ -43,7 +44,10 @@ impl<'a> Run<'a> {
                         store.access as usize,
                         Some((index.stride, index.limit)),
                     )?;
-                    self.write(at, &reach, &made, true)?;
+                    let access = store.access as usize;
+                    let left_out =
+                        self.left_out(at, launch, (access, kernel.accesses[access].dtype.bytes()), &reach)?;
+                    self.write(at, &reach, &made, Some(left_out))?;
                 }
             }
         }
@@ -51,7 +55,13 @@ impl<'a> Run<'a> {
     }
 
     /// A kernel that reduces rows is the next one of the function, and reads what that depends on. Gives what it makes.
-    fn row_kernel(&mut self, at: usize, kernel: &Kernel, roots: &[Roots]) -> Result<Roots, Diagnostic> {
+    fn row_kernel(
+        &mut self,
+        at: usize,
+        kernel: &Kernel,
+        launch: &Launch,
+        roots: &[Roots],
+    ) -> Result<Roots, Diagnostic> {
         let Some(wanted) = self.expected.rows.get(self.rows).cloned() else {
             return Err(self.wrong(at, "reduces rows where the function has nothing left to reduce"));
         };
@@ -63,7 +73,46 @@ impl<'a> Run<'a> {
             let value = fault::value(self.func, wanted.value);
             return Err(self.wrong(at, format!("should make {value}, but reduces other values")).why(why));
         }
+        if launch.extents.last().is_some_and(|e| e.clip.is_some()) {
+            let value = fault::value(self.func, wanted.value);
+            return Err(self.wrong(at, format!("should make {value}, but leaves out a part of its rows")));
+        }
         Ok(Roots::one(wanted.result))
+    }
+
+    /// Whether the model promises that positions a run does not have are never seen by those it has.
+    pub(super) fn is_masked(&self) -> bool {
+        matches!(self.program.model.task, Task::CausalLm | Task::Encoder)
+    }
+
+    /// What an update at run-time rows leaves out, of those that it should write. In-place state keeps zeros in its padding; rows for
+    /// positions that the run does not have are not missed where nothing sees them.
+    fn left_out(
+        &self,
+        at: usize,
+        launch: &Launch,
+        (access, size): (usize, usize),
+        reach: &Reach,
+    ) -> Result<Vec<Cut>, Diagnostic> {
+        let rank = launch.extents.len();
+        let in_place =
+            reach.buffer > 0 && self.code.in_place.iter().any(|p| p.0 as usize + 1 == reach.buffer);
+        let mut steps = Vec::new();
+        for (e, &stride) in launch.extents.iter().zip(&launch.strides[access * rank..]) {
+            let mut e = e.clone();
+            let there = match e.clip.as_deref() {
+                Some(c) if stride == 0 && c.part == Part::Seq => self.is_masked(),
+                Some(c) => c.part == Part::Piece && in_place,
+                None => true,
+            };
+            if there {
+                e.clip = None;
+            }
+            steps.push((e, stride));
+        }
+        let all: Vec<&Extent> = steps.iter().map(|s| &s.0).collect();
+        let path = Path::new(launch.ptrs[access].offset, size as u64, &steps, &all);
+        path.cuts().map_err(|why| self.wrong(at, why))
     }
 
     /// Scalars that differ from device to device are those that some op of the function needs.
@@ -75,8 +124,16 @@ impl<'a> Run<'a> {
     /// A scalar that differs from device to device is one that some op of the function needs.
     pub(super) fn known_scalar(&mut self, at: usize, scalar: &Scalar) -> Result<(), Diagnostic> {
         let mut wanted = false;
+        // Positions that the run does not have are no row of a table either.
+        let piece = match scalar {
+            Scalar::There(c) if self.is_masked() && c.part == Part::Seq && c.inner == 1 => {
+                wanted = c.axes.is_empty();
+                Scalar::Valid { global: c.global, axes: c.axes.clone() }
+            }
+            scalar => scalar.clone(),
+        };
         for ((s, _), known) in self.expected.scalars.iter().zip(&mut self.known) {
-            if s == scalar {
+            if *s == piece {
                 (*known, wanted) = (true, true);
             }
         }
@@ -113,19 +170,22 @@ impl<'a> Run<'a> {
                 format!("steps access {access} by {} where its code expects {:?}", lane.1, a.lane),
             ));
         }
-        let mut steps: Vec<(i64, i64)> = strides.iter().enumerate().map(|(d, &s)| (extent(d), s)).collect();
+        let mut steps: Vec<(Extent, i64)> =
+            launch.extents.iter().cloned().zip(strides.iter().copied()).collect();
         if let Some((stride, limit)) = indexed {
             let Scalar::Const(stride) = launch.scalars[stride as usize] else {
                 return Err(self.wrong(at, "indexes by a stride that differs from device to device"));
             };
             let limit = match &launch.scalars[limit as usize] {
-                Scalar::Const(n) => *n,
-                Scalar::Valid { global, axes } => local_extent(*global as usize, axes) as i64,
-                _ => return Err(self.wrong(at, "indexes without a limit")),
+                Scalar::Const(n) => Extent::full(*n.max(&1) as u64),
+                Scalar::Valid { global, axes } => Extent::full(local_extent(*global as usize, axes) as u64),
+                Scalar::There(clip) => Extent::part(clip.whole(), Some((**clip).clone())),
+                Scalar::Base { .. } => return Err(self.wrong(at, "indexes without a limit")),
             };
-            steps.push((limit.max(1), stride));
+            steps.push((limit, stride));
         }
-        self.reach(at, launch.ptrs[access], a.dtype.bytes(), &steps)
+        let all: Vec<&Extent> = steps.iter().map(|s| &s.0).collect();
+        self.reach(at, launch.ptrs[access], a.dtype.bytes(), &steps, &all)
     }
 
     /// What each node depends on.

@@ -1,11 +1,12 @@
 //! Parameters in panels: products with them, and rows looked up in them. Instructions only know the extents of such a matrix; whether
 //! the parameter's form is the one that the ops read is asked for each call ([`reads`]).
 
+use super::super::cuts::Path;
 use super::super::expect::live;
 use super::super::footprint::Footprint;
 use super::{Reach, Run};
 use pcc_ir::program::{Gemm, Loc, PackedMatrix, Rows, Scalar, Storage};
-use pcc_ir::{DType, Diagnostic, Func, Op, ValueId};
+use pcc_ir::{DType, Diagnostic, Extent, Func, Op, ValueId};
 
 /// Whether the ops that use argument `v` read it as the matrix that `storage` makes of it.
 pub(in super::super) fn reads(func: &Func, v: ValueId, storage: &Storage) -> bool {
@@ -32,7 +33,9 @@ impl<'a> Run<'a> {
         let buffer = self.buffer(at, loc)?;
         let bytes = self.buffers[buffer].bytes();
         match packed.bytes(dtype) == bytes {
-            true => Ok(Reach { buffer, at: Footprint { start: 0, end: bytes, bytes } }),
+            true => {
+                Ok(Reach { buffer, at: Footprint { start: 0, end: bytes, bytes }, path: Path::default() })
+            }
             false => Err(self.wrong(at, format!("reads panels of {packed:?} where there are {bytes} bytes"))),
         }
     }
@@ -52,11 +55,11 @@ impl<'a> Run<'a> {
     }
 
     pub(super) fn look_up(&mut self, at: usize, r: &Rows) -> Result<(), Diagnostic> {
-        let size = |n: u64| i64::try_from(n).map_err(|_| self.wrong(at, "has a dim too large"));
-        let (count, k) = (size(r.count.full)?, size(r.packed.k)?);
+        let k = i64::try_from(r.packed.k).map_err(|_| self.wrong(at, "has a dim too large"))?;
+        let (count, width) = (&r.count, Extent::full(r.packed.k));
         let table = self.panels(at, r.table, &r.packed, r.dtype)?;
-        let indices = self.reach(at, r.indices, DType::I32.bytes(), &[(count, 1)])?;
-        let out = self.reach(at, r.out, r.dtype.bytes(), &[(count, k), (k, 1)])?;
+        let indices = self.reach(at, r.indices, DType::I32.bytes(), &[(count.clone(), 1)], &[count])?;
+        let out = self.reach(at, r.out, r.dtype.bytes(), &[(count.clone(), k), (width, 1)], &[count])?;
         if indices.buffer == out.buffer && indices.at.meets(&out.at) {
             return Err(self.wrong(at, "writes rows over the indices that name them"));
         }
@@ -74,6 +77,6 @@ impl<'a> Run<'a> {
         }
         let mut made = self.read(at, &table)?;
         made.join(&self.read(at, &indices)?);
-        self.write(at, &out, &made, false)
+        self.write(at, &out, &made, None)
     }
 }

@@ -1,7 +1,7 @@
 //! One call: the function that is next in the chain, its slots the values it takes and gives.
 
 use super::super::fault;
-use super::super::instrs::reads;
+use super::super::instrs::{Given, reads};
 use super::{Held, Number, Place, Proofs, Walk, overlap};
 use pcc_ir::program::{FuncProgram, IoSpec, LocalParam, PackedMatrix, Program, Slot, Storage};
 use pcc_ir::repeat::ChainCall;
@@ -29,11 +29,12 @@ impl<'a> Walk<'a> {
             );
         }
         let wanted = self.chain.calls.get(self.next_call);
+        let given = wanted.map_or_else(Given::new, |c| self.given(c));
         if layer.is_none()
             && let (Some(&from), Some(&to)) = (slots.first(), slots.get(1))
             && code.args == 1
             && code.results == 1
-            && wanted.is_none_or(|c| proofs.call(c.func, index, code).is_err())
+            && wanted.is_none_or(|c| proofs.call(c.func, index, code, &given).is_err())
         {
             return self.copy(place, held, proofs, (index, code, from, to));
         }
@@ -41,7 +42,8 @@ impl<'a> Walk<'a> {
             return Err(place.wrong(format!("calls `{}`, but {}", code.name, self.next_made())));
         };
         let id = call.func;
-        if let Err(why) = proofs.call(id, index, code) {
+        let proof = proofs.call(id, index, code, &given);
+        if let Err(why) = proof {
             let callee = &self.local.funcs[id].name;
             if code.name == *callee {
                 return Err(why.clone());
@@ -50,6 +52,8 @@ impl<'a> Walk<'a> {
             let what = format!("calls `{}` where `{callee}` is to make {name}", code.name);
             return Err(place.wrong(what).why(why.what.clone()));
         }
+        let made = proof.as_ref().map_or_else(|_| Vec::new(), |p| p.results.clone());
+        self.leaves_out(call, made);
         self.check_layer(place, call, layer)?;
         self.next_call += 1;
         let args = code.args as usize;
@@ -234,7 +238,7 @@ impl<'a> Walk<'a> {
         if !proofs.is_copy(index, code, ty) {
             let next = self.chain.calls.get(self.next_call).map(|c| c.func);
             if let Some(id) = next.filter(|&id| self.local.funcs[id].name == code.name)
-                && let Err(why) = proofs.call(id, index, code)
+                && let Err(why) = proofs.call(id, index, code, &Given::new())
             {
                 return Err(why.clone());
             }
