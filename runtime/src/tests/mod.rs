@@ -9,3 +9,4 @@ mod generation;
 mod hostile;
 mod panels;
 mod pipelines;
+mod quantised;

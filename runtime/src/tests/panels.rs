@@ -134,8 +134,8 @@ fn a_weight_is_the_same_in_either_form() {
 fn what_is_not_in_panels_is_not_read_as_if() {
     type Break = fn(&mut Program);
     let cases: &[(Break, &str)] = &[
-        (|p| p.params[0].storage = Storage::Dense, "are used"),
-        (|p| p.params[0].storage = Storage::Panels { k: vec![0], n: vec![1] }, "are used"),
+        (|p| p.params[0].storage = Storage::Dense, "held in the form"),
+        (|p| p.params[0].storage = Storage::Panels { k: vec![0], n: vec![1] }, "held in the form"),
         (|p| p.params[0].storage = Storage::Panels { k: vec![1], n: vec![1] }, "panels over dims"),
         (|p| p.params[0].ty.dtype = DType::F16, "do not hold"),
         (
