@@ -6,8 +6,13 @@ use std::arch::x86_64::{
     _mm256_set1_epi32, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps,
 };
 
-/// Most rows worked on together: 6 * 2 sums, 2 registers for b and up to two for a.
-pub(super) const ROWS: usize = 6;
+/// Most rows worked on together: 6 * 2 sums, 2 registers for b and one for a. Widening bf16 takes two registers more.
+pub(super) fn rows(element: Element) -> usize {
+    match element {
+        Element::F32 => 6,
+        Element::Bf16 => 5,
+    }
+}
 /// Lanes of a register.
 const LANES: usize = 8;
 
@@ -64,10 +69,13 @@ fn single(sum: __m256, a: __m256i, b: __m256i) -> __m256 {
 
 #[target_feature(enable = "avx2,fma")]
 fn pair(sum: __m256, a: __m256i, b: __m256i) -> __m256 {
+    // No closures: they would not be inlined with the instructions of this function.
     let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
-    let first = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
-    let second = |x| _mm256_castsi256_ps(_mm256_and_si256(x, high));
-    _mm256_fmadd_ps(second(a), second(b), _mm256_fmadd_ps(first(a), first(b), sum))
+    let a1 = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(a));
+    let b1 = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b));
+    let a2 = _mm256_castsi256_ps(_mm256_and_si256(a, high));
+    let b2 = _mm256_castsi256_ps(_mm256_and_si256(b, high));
+    _mm256_fmadd_ps(a2, b2, _mm256_fmadd_ps(a1, b1, sum))
 }
 
 /// # Safety
@@ -84,7 +92,7 @@ pub(super) unsafe fn run(block: &Block) {
                     4 => [0, 16].into_iter().for_each(|first| $kernel::<4, 2>(block, first)),
                     5 => [0, 16].into_iter().for_each(|first| $kernel::<5, 2>(block, first)),
                     6 => [0, 16].into_iter().for_each(|first| $kernel::<6, 2>(block, first)),
-                    // Callers keep to `ROWS`.
+                    // Callers keep to `rows`.
                     rows => debug_assert!(false, "no loop for {rows} rows"),
                 }
             }

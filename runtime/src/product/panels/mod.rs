@@ -72,10 +72,10 @@ impl Path {
     }
 
     /// Rows of a that are worked on together, at most.
-    fn rows(self) -> usize {
+    fn rows(self, element: Element) -> usize {
         match self {
             Path::Avx512 => avx512::ROWS,
-            Path::Avx2 => avx2::ROWS,
+            Path::Avx2 => avx2::rows(element),
             Path::Scalar => scalar::ROWS,
         }
     }

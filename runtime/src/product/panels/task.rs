@@ -65,7 +65,7 @@ pub(crate) unsafe fn multiply_on(path: Path, task: &Task) {
     let units = task.k.div_ceil(task.element.per_unit());
     let chunks = units.div_ceil(CHUNK).max(1);
     // Equal blocks, as large as the path has loops for.
-    let rows = task.m.div_ceil(task.m.div_ceil(path.rows()));
+    let rows = task.m.div_ceil(task.m.div_ceil(path.rows(task.element)));
     let together = (SCRATCH / (rows * chunks * ROW)).max(1) * rows;
     ROWS.with_borrow_mut(|scratch| {
         let needed = task.m.min(together).next_multiple_of(rows) * chunks * ROW;
