@@ -6,7 +6,7 @@ use pcc_ir::{Func, ValueId};
 use std::collections::HashMap;
 
 /// Renumbers a function's values, dropping those nothing defines.
-pub(crate) fn renumber(func: &mut Func) {
+pub fn renumber(func: &mut Func) {
     let order = func.args.iter().chain(func.insts.iter().flat_map(|i| &i.results)).copied();
     let (mut values, mut map) = (PrimaryMap::new(), HashMap::<ValueId, ValueId>::new());
     for old in order {

@@ -1,7 +1,7 @@
 //! Model files to [`pcc_ir::Module`]: model.json, Hugging Face configs and folders, GGUF files; weight readers, naming
 //! rules and tokenizers. [`load`] is the front door, [`describe`] looks without building, [`export`] writes model.json.
 
-mod canonical;
+pub mod canonical;
 mod config;
 mod families;
 mod gguf_config;
