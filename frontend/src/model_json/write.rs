@@ -9,11 +9,13 @@ use super::document::{
 use super::op::OpJson;
 use super::read::{check_name, is_number};
 use crate::Model;
+use crate::canonical::renumber;
 use pcc_ir::graph::{Entry, Label, Role};
 use pcc_ir::program::Task;
 use pcc_ir::source::Values;
 use pcc_ir::{Diagnostic, Func, Module, Param, ValueId};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::path::Path;
@@ -24,7 +26,12 @@ use std::path::Path;
 /// # Errors
 /// A module of another level than the graph's.
 pub fn export(model: &Model) -> Result<String, Diagnostic> {
-    let module = &*model.module.expanded()?;
+    let mut module = model.module.expanded()?;
+    if let Cow::Owned(unfolded) = &mut module {
+        // Values without a name are written by number, and a module that is loaded has them numbered so.
+        unfolded.funcs.values_mut().for_each(renumber);
+    }
+    let module = &*module;
     let document = Document {
         pcc: VERSION,
         name: module.name.clone(),
