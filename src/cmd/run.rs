@@ -41,6 +41,8 @@ struct Outcome {
     entry: String,
     rows: usize,
     outputs: BTreeMap<String, Vec<usize>>,
+    /// What was planned for all devices of the process: weights, states and activations.
+    memory_bytes: usize,
     seconds: Seconds,
     /// Where the time went, with --trace.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,6 +90,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
         entry: entry.name,
         rows: prepared.rows,
         outputs: shapes,
+        memory_bytes: opened.session.memory_bytes(),
         seconds: Seconds { load, steps },
         profile,
     };
