@@ -1,4 +1,4 @@
-//! Between the host's tensors and the devices' pieces: rows to replicas and micro-batches, dims to shards, and back.
+//! Between the host's tensors and the devices' pieces: rows to replicas and micro-batches, dims to shards.
 
 use crate::block::{Place, runs};
 use crate::layout::spans;
@@ -6,13 +6,13 @@ use crate::machine::Machine;
 use crate::tensor::HostTensor;
 use pcc_ir::Diagnostic;
 use pcc_ir::program::{IoSpec, Program, Slot};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// What a run is asked for: rows, and positions along the sequence.
 #[derive(Clone, Copy)]
-struct Sizes {
-    rows: usize,
-    seq: Option<usize>,
+pub(crate) struct Sizes {
+    pub(crate) rows: usize,
+    pub(crate) seq: Option<usize>,
 }
 
 /// Writes the inputs of every device that uses them. Returns the sequence extent given, if an input has one.
@@ -117,14 +117,15 @@ fn user_row(program: &Program, rows: usize, micro_batch: usize, index: usize) ->
 }
 
 /// One block that a device and the host have in common: where it starts in both, and its extents.
-struct Shared {
-    lens: Vec<usize>,
-    host: Vec<usize>,
-    local: Vec<usize>,
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) lens: Vec<usize>,
+    pub(crate) host: Vec<usize>,
+    pub(crate) local: Vec<usize>,
 }
 
 /// The blocks of a device's piece that lie inside the host's tensor: one a row of the batch, or one in all.
-fn shared_blocks(
+pub(crate) fn shared_blocks(
     program: &Program,
     spec: &IoSpec,
     spans: &[(usize, usize)],
@@ -175,71 +176,4 @@ fn write_piece(
             window.write(t * size, &bytes[f * size..(f + count) * size]);
         });
     }
-}
-
-/// Assembles the outputs from the devices' pieces; of replicas the first is taken.
-pub(crate) fn read_outputs(
-    machine: &Machine,
-    entry: usize,
-    rows: usize,
-    seq: Option<usize>,
-) -> Result<BTreeMap<String, HostTensor>, Diagnostic> {
-    let specs = &machine.program.entries[entry].outputs;
-    let sizes = Sizes { rows, seq };
-    specs
-        .iter()
-        .enumerate()
-        .map(|(i, spec)| Ok((spec.name.clone(), read_output(machine, entry, i, spec, sizes)?)))
-        .collect()
-}
-
-fn read_output(
-    machine: &Machine,
-    entry: usize,
-    index: usize,
-    spec: &IoSpec,
-    sizes: Sizes,
-) -> Result<HostTensor, Diagnostic> {
-    let program = &machine.program;
-    let mut shape = spec.ty.shape.clone();
-    if let Some(dim) = spec.batch_dim {
-        shape[dim] = sizes.rows;
-    }
-    if let (Some(dim), Some(seq)) = (spec.seq_dim, sizes.seq) {
-        shape[dim] = seq.min(shape[dim]);
-    }
-    let size = spec.ty.dtype.bytes();
-    let elements = shape.iter().try_fold(size, |n, &d| n.checked_mul(d));
-    let Some(elements) = elements else {
-        return Err(Diagnostic::input(format!("output `{}` is too large", spec.name)));
-    };
-    let mut bytes = vec![0; elements];
-    let local = spec.sharding.local_shape(&spec.ty.shape);
-    let stages = &machine.layout.stages;
-    let Some(stage) = stages.iter().position(|s| s.entries[entry].outputs[index].is_some()) else {
-        return Err(Diagnostic::internal(format!("no stage makes output `{}`", spec.name)));
-    };
-    let mut seen = HashSet::new();
-    for position in 0..machine.layout.stage_devices() {
-        let spans = spans(program, &spec.sharding, &spec.ty, position);
-        if !seen.insert(spans.clone()) {
-            continue;
-        }
-        let device = stage * machine.layout.stage_devices() + position;
-        for micro_batch in 0..program.batch.micro_batches {
-            let at = machine.layout.slot(entry, device, micro_batch, Slot::Output(index as u32));
-            let window = machine.memory.window(at, local.iter().product::<usize>() * size);
-            for block in shared_blocks(program, spec, &spans, &shape, micro_batch, sizes.rows) {
-                let from = Place { shape: &local, start: &block.local };
-                let to = Place { shape: &shape, start: &block.host };
-                runs(&block.lens, from, to, |f, t, count| {
-                    window.read(f * size, &mut bytes[t * size..(t + count) * size]);
-                });
-            }
-            if spec.batch_dim.is_none() {
-                break;
-            }
-        }
-    }
-    Ok(HostTensor::from_bytes(shape, spec.ty.dtype, &bytes))
 }

@@ -9,6 +9,7 @@ use crate::tensor::HostTensor;
 use pcc_ir::Diagnostic;
 use pcc_ir::program::{Program, Task};
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -123,10 +124,11 @@ pub fn evaluate(
     let (seq, batch) = (session.program().model.seq, session.program().batch.batch);
     let windows = windows(evaluation.tokens.len(), seq, evaluation.stride);
     let total: usize = windows.iter().map(|w| w.counted.len()).sum();
+    let mut outputs = BTreeMap::new();
     let mut score = Score { windows: windows.len(), ..Score::default() };
     for rows in windows.chunks(batch) {
         let start = Instant::now();
-        let logits = forward(session, evaluation.tokens, rows)?;
+        let logits = forward(session, evaluation.tokens, rows, &mut outputs)?;
         score.seconds += start.elapsed().as_secs_f64();
         for (window, logits) in rows.iter().zip(logits.rows()) {
             score.nll += nll(evaluation.tokens, window, logits, logits_width(session))?;
@@ -142,19 +144,24 @@ fn logits_width(session: &Session) -> usize {
 }
 
 /// Logits `[row, position, vocab]`.
-struct Logits {
-    data: HostTensor,
+struct Logits<'o> {
+    data: &'o [f32],
     row: usize,
 }
 
-impl Logits {
+impl Logits<'_> {
     fn rows(&self) -> impl Iterator<Item = &[f32]> {
-        self.data.as_f32().unwrap_or_default().chunks_exact(self.row)
+        self.data.chunks_exact(self.row)
     }
 }
 
 /// Runs the windows, one a row. Shorter ones are filled up: a causal model predicts nothing from what comes later.
-fn forward(session: &mut Session, tokens: &[u32], rows: &[Window]) -> Result<Logits, Diagnostic> {
+fn forward<'o>(
+    session: &mut Session,
+    tokens: &[u32],
+    rows: &[Window],
+    outputs: &'o mut BTreeMap<String, HostTensor>,
+) -> Result<Logits<'o>, Diagnostic> {
     let longest = rows.iter().map(|w| w.tokens.len()).max().unwrap_or(1);
     let padded = |w: &Window| {
         let ids = tokens[w.tokens.clone()].iter().map(|&t| t as i32);
@@ -162,9 +169,9 @@ fn forward(session: &mut Session, tokens: &[u32], rows: &[Window]) -> Result<Log
     };
     let ids = rows.iter().flat_map(padded).collect();
     let inputs = [("tokens".to_owned(), HostTensor::i32([rows.len(), longest], ids))];
-    let mut outputs = session.run("forward", &inputs.into(), rows.len())?;
+    session.run_into("forward", &inputs.into(), rows.len(), outputs)?;
     let shape = [rows.len(), longest, logits_width(session)];
-    let logits = outputs.remove("logits").filter(|l| l.shape == shape && l.as_f32().is_some());
+    let logits = outputs.get("logits").filter(|l| l.shape == shape).and_then(HostTensor::as_f32);
     let data = logits.ok_or_else(|| {
         Diagnostic::input("this model does not predict text")
             .why("its entry `forward` gives no f32 `logits` of each position over the vocabulary")

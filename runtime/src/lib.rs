@@ -4,6 +4,7 @@ mod affinity;
 mod artifact;
 mod attention;
 mod block;
+mod collect;
 mod distribute;
 mod eval;
 mod executor;

@@ -1,5 +1,6 @@
 //! A program in memory, ready to run its entries.
 
+use crate::distribute::Sizes;
 use crate::executor::{Executor, Run, Settings};
 use crate::kernels::KernelSet;
 use crate::layout::Layout;
@@ -8,7 +9,7 @@ use crate::memory::Mapping;
 use crate::params::{self, Progress};
 use crate::tensor::HostTensor;
 use crate::trace::{TraceSink, Traced};
-use crate::{distribute, validate};
+use crate::{collect, distribute, validate};
 use pcc_ir::Diagnostic;
 use pcc_ir::program::{EntryProgram, IoSpec, Program, Task};
 use pcc_ir::source::ReadParams;
@@ -86,6 +87,23 @@ impl Session {
         inputs: &BTreeMap<String, HostTensor>,
         rows: usize,
     ) -> Result<BTreeMap<String, HostTensor>, Diagnostic> {
+        let mut outputs = BTreeMap::new();
+        self.run_into(entry, inputs, rows, &mut outputs)?;
+        Ok(outputs)
+    }
+
+    /// As [`Session::run`], into `outputs`, whose memory is used again where it is enough: for runs in a loop with large outputs.
+    /// Names that are no outputs are removed; after an error what it holds is of no use.
+    ///
+    /// # Errors
+    /// As [`Session::run`].
+    pub fn run_into(
+        &mut self,
+        entry: &str,
+        inputs: &BTreeMap<String, HostTensor>,
+        rows: usize,
+        outputs: &mut BTreeMap<String, HostTensor>,
+    ) -> Result<(), Diagnostic> {
         let machine = &self.executor.shared().machine;
         let index = find_entry(&machine.program, entry)?;
         let batch = machine.program.batch;
@@ -120,7 +138,7 @@ impl Session {
         let handed_over = self.hand_over_events(rows, seq);
         outcome?;
         handed_over?;
-        distribute::read_outputs(&self.executor.shared().machine, index, rows, seq)
+        collect::outputs(&self.executor.shared().machine, index, Sizes { rows, seq }, outputs)
     }
 
     /// Sets all states to zero, as they are at the start.

@@ -1,5 +1,6 @@
 //! Tensors of the host: what a user gives to and gets from an entry.
 
+use bytemuck::Pod;
 use pcc_ir::{DType, Diagnostic};
 
 /// Row-major elements of one type.
@@ -34,6 +35,48 @@ impl HostData {
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// `elements` elements of a `dtype` in memory that `fill` writes; the inverse of [`HostTensor::to_bytes`]. 16-bit floats become
+    /// f32. What `used` has of memory is taken where it is enough and of the same type.
+    pub(crate) fn from_bits(
+        dtype: DType,
+        elements: usize,
+        used: Option<HostData>,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Self {
+        macro_rules! of {
+            ($used:ident, $kind:ident) => {
+                match $used {
+                    Some(HostData::$kind(v)) => Some(v),
+                    _ => None,
+                }
+            };
+        }
+        fn filled<T: Pod>(used: Option<Vec<T>>, elements: usize, fill: impl FnOnce(&mut [u8])) -> Vec<T> {
+            let mut data = used.filter(|v| v.capacity() >= elements).unwrap_or_default();
+            if data.is_empty() {
+                data = vec![T::zeroed(); elements];
+            } else {
+                data.resize(elements, T::zeroed());
+            }
+            fill(bytemuck::cast_slice_mut(&mut data));
+            data
+        }
+        match dtype {
+            DType::F32 => HostData::F32(filled(of!(used, F32), elements, fill)),
+            DType::F64 => HostData::F64(filled(of!(used, F64), elements, fill)),
+            DType::I32 => HostData::I32(filled(of!(used, I32), elements, fill)),
+            DType::I64 => HostData::I64(filled(of!(used, I64), elements, fill)),
+            DType::Bool => {
+                HostData::Bool(filled::<u8>(None, elements, fill).iter().map(|&b| b != 0).collect())
+            }
+            DType::BF16 | DType::F16 => {
+                let bits = filled::<[u8; 2]>(None, elements, fill);
+                let wide = |b: &[u8; 2]| crate::memory::decode(dtype, [b[0], b[1], 0, 0, 0, 0, 0, 0]) as f32;
+                HostData::F32(bits.iter().map(wide).collect())
+            }
+        }
     }
 
     /// Element type.
@@ -91,37 +134,28 @@ impl HostTensor {
             (data, _) => return wrong(format!("it holds {}, but the program takes {dtype}", data.dtype())),
         })
     }
-
-    /// The inverse of [`HostTensor::to_bytes`]; 16-bit floats become f32.
-    pub(crate) fn from_bytes(shape: Vec<usize>, dtype: DType, bytes: &[u8]) -> Self {
-        let values = || {
-            bytes.chunks_exact(dtype.bytes()).map(|chunk| {
-                let mut b = [0; 8];
-                b[..chunk.len()].copy_from_slice(chunk);
-                b
-            })
-        };
-        let data = match dtype {
-            DType::F32 => {
-                HostData::F32(values().map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
-            }
-            DType::BF16 | DType::F16 => {
-                HostData::F32(values().map(|b| crate::memory::decode(dtype, b) as f32).collect())
-            }
-            DType::F64 => HostData::F64(values().map(f64::from_le_bytes).collect()),
-            DType::I64 => HostData::I64(values().map(i64::from_le_bytes).collect()),
-            DType::I32 => {
-                HostData::I32(values().map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
-            }
-            DType::Bool => HostData::Bool(values().map(|b| b[0] != 0).collect()),
-        };
-        Self { shape, data }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_used_again_where_it_is_enough() {
+        let fill = |to: &mut [u8]| {
+            let twos = 2f32.to_le_bytes();
+            to.chunks_exact_mut(4).for_each(|x| x.copy_from_slice(&twos));
+        };
+        let used = vec![1.0; 8];
+        let start = used.as_ptr();
+        let HostData::F32(twos) = HostData::from_bits(DType::F32, 6, Some(HostData::F32(used)), fill) else {
+            panic!("f32 stays f32");
+        };
+        assert_eq!((twos.as_slice(), twos.as_ptr()), ([2.0; 6].as_slice(), start));
+        for other in [HostData::F32(vec![1.0; 2]), HostData::I32(vec![7; 8])] {
+            assert_eq!(HostData::from_bits(DType::F32, 6, Some(other), fill), HostData::F32(vec![2.0; 6]));
+        }
+    }
 
     #[test]
     fn integers_are_checked_and_floats_rounded() {
@@ -136,8 +170,8 @@ mod tests {
         let bytes = t(HostData::F64(vec![1.0, 0.1])).to_bytes(DType::BF16, "x").unwrap();
         // 0.1 in bf16 is 0x3DCD, 0.10009765625.
         assert_eq!(
-            HostTensor::from_bytes(vec![2], DType::BF16, &bytes).as_f32().unwrap(),
-            [1.0, 0.100_097_656]
+            HostData::from_bits(DType::BF16, 2, None, |to| to.copy_from_slice(&bytes)),
+            HostData::F32(vec![1.0, 0.100_097_656])
         );
     }
 }
