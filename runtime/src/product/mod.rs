@@ -27,11 +27,13 @@ const PART_FLOPS: f64 = 1e7;
 const PART_EXTENT: u64 = 256;
 /// Bytes of the matrix that a part of a product with few rows reads, at least.
 const PART_BYTES: u64 = 1 << 18;
-/// Most parts of a product with a packed matrix.
+/// Most parts that rows, or columns, of a product with a packed matrix are cut into for parallel work.
 const MOST_PARTS: u64 = 64;
 /// Rows and panels in a part of such a product, at least, where it is not bound by reading.
 const PART_ROWS: u64 = 56;
 const PART_PANELS: u64 = 4;
+/// Panels that rows are copied for, at least: copying an element takes as long as ten products, about.
+const WIDE: u64 = 32;
 /// A packed matrix that a third-level cache holds.
 const CACHED_BYTES: u64 = 8 << 20;
 /// A product with few rows of a matrix as it lies has this many parts at most, unless each still reads [`LONG_RUN`] adjacent elements of every row.
@@ -125,7 +127,8 @@ fn cut(g: &Shape) -> Cut {
     }
 }
 
-/// Many rows are cut into rows, all of which read b from a cache; else columns are cut, and b is read once.
+/// Many rows are cut into rows, so that each is copied to a scratch once, or once for each [`WIDE`] panels of a matrix that no cache
+/// holds; of few rows columns are cut, and b is read once.
 fn cut_packed(g: &Shape) -> Cut {
     let panel = panels::WIDTH as u64;
     let bytes = match &g.blocks {
@@ -139,10 +142,14 @@ fn cut_packed(g: &Shape) -> Cut {
         0 | 1 => 1,
         n => n / 2 * 2,
     };
-    if g.m >= 2 * PART_ROWS && bytes <= CACHED_BYTES {
-        Cut { batches: 1, m: g.m.div_ceil(pieces(g.m, PART_ROWS)), n: g.n.max(1) }
+    let panels = g.n.div_ceil(panel);
+    let cached = bytes <= CACHED_BYTES;
+    // Blocks are expanded again for each part of the rows.
+    if g.m >= 2 * PART_ROWS && (cached || g.blocks.is_none()) {
+        let wide = if cached { 1 } else { (panels / WIDE).max(1) };
+        let n = panels.div_ceil(wide).max(1) * panel;
+        Cut { batches: 1, m: g.m.div_ceil(pieces(g.m, PART_ROWS)), n }
     } else {
-        let panels = g.n.div_ceil(panel);
         let least = if g.m <= FEW { 1 } else { PART_PANELS };
         Cut { batches: 1, m: g.m.max(1), n: panels.div_ceil(pieces(panels, least)).max(1) * panel }
     }
@@ -162,8 +169,9 @@ impl Product<'_> {
         let cut = cut(g);
         let (across, down) = (g.n.div_ceil(cut.n).max(1), g.m.div_ceil(cut.m).max(1));
         let (tile, group) = (part as u64 % (across * down), part as u64 / (across * down));
-        let rows = piece(g.m, cut.m, tile / across);
-        let cols = piece(g.n, cut.n, tile % across);
+        // Workers that take parts one after another read the same columns.
+        let rows = piece(g.m, cut.m, tile % down);
+        let cols = piece(g.n, cut.n, tile / down);
         let all = batches(g);
         for batch in group * cut.batches..((group + 1) * cut.batches).min(all) {
             self.run_tile(batch, rows.clone(), cols.clone());

@@ -2,8 +2,8 @@
 
 use super::{Block, CHUNK, Element, ROW, WIDTH};
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_si256,
-    _mm256_set1_epi32, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps,
+    __m256, __m256i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_set1_epi32, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps,
 };
 
 /// Most rows worked on together: 6 * 2 sums, 2 registers for b and one for a. Widening bf16 takes two registers more.
@@ -25,6 +25,15 @@ macro_rules! kernel {
         #[target_feature(enable = "avx2,fma")]
         unsafe fn $name<const M: usize, const R: usize>(block: &Block, first: usize) {
             let mut sums = [[_mm256_setzero_ps(); R]; M];
+            if block.resumes {
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let from = block.c.wrapping_offset(row as isize * block.c_row).wrapping_add(first);
+                    for (r, sum) in sums.iter_mut().enumerate() {
+                        // SAFETY: the block's result has this row and these columns.
+                        *sum = unsafe { _mm256_loadu_ps(from.add(r * LANES)) };
+                    }
+                }
+            }
             let (mut a, mut b, mut left) = (block.a, block.b.wrapping_add(first), block.units);
             while left > 0 {
                 let steps = left.min(CHUNK);

@@ -33,6 +33,31 @@ macro_rules! store_rows {
     };
 }
 
+/// As [`store_rows`], the other way.
+macro_rules! load_rows {
+    ($block:ident, $sums:ident, $rows:ident, $($row:literal)*) => {
+        $(if $row < $rows {
+            let from = $block.c.wrapping_offset($row * $block.c_row);
+            // SAFETY: the block's result has this row.
+            unsafe { load(&mut $sums[$row % $rows], from) };
+        })*
+    };
+}
+
+/// # Safety
+/// The row's sums are there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load<const P: usize>(sums: &mut [[__m512; 2]; P], from: *const f32) {
+    for (p, [first, second]) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            *first = _mm512_loadu_ps(from.add(p * WIDTH));
+            *second = _mm512_loadu_ps(from.add(p * WIDTH + LANES));
+        }
+    }
+}
+
 /// # Safety
 /// There is room for the row's sums.
 #[inline]
@@ -54,6 +79,9 @@ macro_rules! kernel {
         #[target_feature(enable = $features)]
         unsafe fn $name<const M: usize, const P: usize>(block: &Block) {
             let mut sums = [[[_mm512_setzero_ps(); 2]; P]; M];
+            if block.resumes {
+                load_rows!(block, sums, M, 0 1 2 3 4 5 6 7 8 9 10 11 12 13);
+            }
             let (mut a, mut b, mut left) = (block.a, block.b, block.units);
             while left > 0 {
                 let steps = left.min(CHUNK);

@@ -105,6 +105,8 @@ struct Block {
     /// First element of the block of the result and elements from a row to the next; columns are adjacent.
     c: *mut f32,
     c_row: isize,
+    /// Whether the sums go on from what the result holds: the terms of smaller k.
+    resumes: bool,
 }
 
 impl Block {

@@ -9,7 +9,12 @@ pub(super) const ROWS: usize = 1;
 /// As [`Block::run`].
 pub(super) unsafe fn run(block: &Block) {
     for row in 0..block.rows {
+        let to = block.c.wrapping_offset(row as isize * block.c_row);
         let mut sums = [0.0f32; WIDTH];
+        if block.resumes {
+            // SAFETY: the block's result has this row and these columns.
+            sums = unsafe { to.cast::<[f32; WIDTH]>().read() };
+        }
         for unit in 0..block.units {
             let (chunk, step) = (unit / CHUNK, unit % CHUNK);
             // SAFETY: the scratch has this unit of this row, and the panel 32 units of this step.
@@ -27,7 +32,6 @@ pub(super) unsafe fn run(block: &Block) {
                 }
             }
         }
-        let to = block.c.wrapping_offset(row as isize * block.c_row);
         for (column, sum) in sums.into_iter().enumerate() {
             // SAFETY: the block's result has this row and these columns.
             unsafe { to.add(column).write(sum) };

@@ -4,9 +4,13 @@ use super::{Block, CHUNK, Element, Path, ROW, WIDTH};
 use half::{bf16, f16};
 use pcc_ir::DType;
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// Units of a that lie in the scratch together, about: half of a second-level cache.
 const SCRATCH: usize = 96 << 10;
+/// Chunks of k that all rows of the scratch take before the next ones, where sums may rest in the result: more rows share a
+/// walk through b then.
+const DEPTH: usize = 3;
 
 /// A strided matrix: address of the first element, strides in elements.
 #[derive(Clone, Copy)]
@@ -66,82 +70,125 @@ pub(crate) unsafe fn multiply_on(path: Path, task: &Task) {
     let chunks = units.div_ceil(CHUNK).max(1);
     // Equal blocks, as large as the path has loops for.
     let rows = task.m.div_ceil(task.m.div_ceil(path.rows(task.element)));
-    let together = (SCRATCH / (rows * chunks * ROW)).max(1) * rows;
+    let all = task.m.next_multiple_of(rows) * chunks * ROW;
+    let depth = if all > SCRATCH && keeps_sums(task) { DEPTH.min(chunks) } else { chunks };
+    let together = (SCRATCH / (rows * depth * ROW)).max(1) * rows;
     ROWS.with_borrow_mut(|scratch| {
-        let needed = task.m.min(together).next_multiple_of(rows) * chunks * ROW;
+        let needed = task.m.min(together).next_multiple_of(rows) * depth * ROW;
         if scratch.len() < needed {
             scratch.resize(needed, 0);
         }
         for first in (0..task.m).step_by(together) {
             let last = (first + together).min(task.m);
-            for start in (first..last).step_by(rows) {
-                let count = rows.min(last - start);
-                let to = &mut scratch[(start - first) * chunks * ROW..][..count * chunks * ROW];
-                // SAFETY: the caller's promise for these rows of a.
-                unsafe { copy_rows(task, start, count, to) };
+            for chunk in (0..chunks).step_by(depth) {
+                let step = Step {
+                    path,
+                    rows: first..last,
+                    block: rows,
+                    units: chunk * CHUNK..((chunk + depth) * CHUNK).min(units),
+                };
+                // SAFETY: the caller's promise; the scratch has room for these rows and units.
+                unsafe {
+                    step.copy_rows(task, scratch);
+                    step.with_panels(task, scratch);
+                }
             }
-            // SAFETY: the caller's promise; the scratch holds rows `first..last`.
-            unsafe { with_panels(path, task, first..last, rows, units, scratch) };
         }
     });
 }
 
-/// Multiplies the rows in the scratch with all panels.
-///
-/// # Safety
-/// As [`multiply_on`]; the scratch holds these rows in blocks of `block`.
-unsafe fn with_panels(
+/// Whether sums can rest in the result between steps along k and go on from there: f32 as they are, where nothing else is.
+fn keeps_sums(task: &Task) -> bool {
+    task.c.dtype == DType::F32 && task.c.col == 1 && task.alpha == 1.0 && !task.accumulate
+}
+
+/// Rows of a, as far along k as they lie in the scratch together.
+struct Step {
     path: Path,
-    task: &Task,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
+    /// Rows worked on together.
     block: usize,
-    units: usize,
-    scratch: &[u32],
-) {
-    let chunks = units.div_ceil(CHUNK).max(1);
-    let all = task.n.div_ceil(WIDTH);
-    let mut sums: Sums = [0.0; 14 * WIDTH * 4];
-    let mut panel = 0;
-    while panel < all {
-        let mut step = path.panels(block);
-        if all - panel < step {
-            step = 1;
-        }
-        let columns = panel * WIDTH..((panel + step) * WIDTH).min(task.n);
-        let direct = task.c.dtype == DType::F32
-            && task.c.col == 1
-            && task.alpha == 1.0
-            && !task.accumulate
-            && columns.len() == step * WIDTH;
-        for start in rows.clone().step_by(block) {
-            let count = block.min(rows.end - start);
-            // The last block of rows may be shorter, and have loops for fewer panels.
-            let together = if path.panels(count) == step { step } else { 1 };
-            for p in (0..step).step_by(together) {
-                let (c, c_row) = match direct {
-                    true => (at(&task.c, start, columns.start + p * WIDTH).cast::<f32>(), task.c.row),
-                    false => (sums.as_mut_ptr().wrapping_add(p * WIDTH), (step * WIDTH) as isize),
-                };
-                let work = Block {
-                    element: task.element,
-                    rows: count,
-                    panels: together,
-                    units,
-                    a: scratch[(start - rows.start) * chunks * ROW..].as_ptr(),
-                    b: task.b.wrapping_add((panel + p) * task.panel),
-                    panel: task.panel,
-                    c,
-                    c_row,
-                };
-                // SAFETY: the caller's promise; c is either the task's, whole panels of it, or the sums, which have room.
-                unsafe { work.run(path) };
-            }
-            if !direct {
-                // SAFETY: the caller's promise for these elements of c.
-                unsafe { finish(task, start, count, columns.clone(), &sums, step * WIDTH) };
+    /// Units of k, from a multiple of [`CHUNK`] on.
+    units: Range<usize>,
+}
+
+impl Step {
+    /// Units of the scratch that a block of `rows` rows takes.
+    fn size(&self, rows: usize) -> usize {
+        rows * self.units.len().div_ceil(CHUNK).max(1) * ROW
+    }
+
+    /// Blocks of rows: the first, and how many.
+    fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
+        let (block, end) = (self.block, self.rows.end);
+        self.rows.clone().step_by(block).map(move |start| (start, block.min(end - start)))
+    }
+
+    /// Copies rows of a to the scratch: blocks, in a block chunks of k, in a chunk all rows.
+    ///
+    /// # Safety
+    /// These rows of a are valid.
+    unsafe fn copy_rows(&self, task: &Task, scratch: &mut [u32]) {
+        for (start, count) in self.blocks() {
+            let to = &mut scratch[self.size(start - self.rows.start)..][..self.size(count)];
+            for (chunk, to) in to.chunks_exact_mut(count * ROW).enumerate() {
+                // SAFETY: the caller's promise.
+                unsafe { copy_chunk(task, start, self.units.start / CHUNK + chunk, to) };
             }
         }
-        panel += step;
+    }
+
+    /// Multiplies the rows in the scratch with all panels.
+    ///
+    /// # Safety
+    /// As [`multiply_on`]; the scratch holds the step's rows; with units before these the result holds their sums.
+    unsafe fn with_panels(&self, task: &Task, scratch: &[u32]) {
+        let all = task.n.div_ceil(WIDTH);
+        let resumes = self.units.start > 0;
+        let mut sums: Sums = [0.0; 14 * WIDTH * 4];
+        let mut panel = 0;
+        while panel < all {
+            let mut step = self.path.panels(self.block);
+            if all - panel < step {
+                step = 1;
+            }
+            let columns = panel * WIDTH..((panel + step) * WIDTH).min(task.n);
+            let direct = keeps_sums(task) && columns.len() == step * WIDTH;
+            for (start, count) in self.blocks() {
+                // The last block of rows may be shorter, and have loops for fewer panels.
+                let together = if self.path.panels(count) == step { step } else { 1 };
+                if resumes && !direct {
+                    // SAFETY: the caller's promise for these elements of c, which are f32.
+                    unsafe { resume(task, start, count, columns.clone(), &mut sums, step * WIDTH) };
+                }
+                for p in (0..step).step_by(together) {
+                    let (c, c_row) = match direct {
+                        true => (at(&task.c, start, columns.start + p * WIDTH).cast::<f32>(), task.c.row),
+                        false => (sums.as_mut_ptr().wrapping_add(p * WIDTH), (step * WIDTH) as isize),
+                    };
+                    let b = (panel + p) * task.panel + self.units.start * WIDTH;
+                    let work = Block {
+                        element: task.element,
+                        rows: count,
+                        panels: together,
+                        units: self.units.len(),
+                        a: scratch[self.size(start - self.rows.start)..].as_ptr(),
+                        b: task.b.wrapping_add(b),
+                        panel: task.panel,
+                        c,
+                        c_row,
+                        resumes,
+                    };
+                    // SAFETY: the caller's promise; c is either the task's, whole panels of it, or the sums, which have room.
+                    unsafe { work.run(self.path) };
+                }
+                if !direct {
+                    // SAFETY: the caller's promise for these elements of c.
+                    unsafe { finish(task, start, count, columns.clone(), &sums, step * WIDTH) };
+                }
+            }
+            panel += step;
+        }
     }
 }
 
@@ -150,29 +197,27 @@ fn at(term: &Term, i: usize, j: usize) -> *mut u8 {
     term.start.wrapping_offset(elements * term.dtype.bytes() as isize)
 }
 
-/// Copies rows of a to the scratch: per chunk of k all rows.
+/// Copies rows `start..` of one chunk of k, as many as `to` has room for.
 ///
 /// # Safety
-/// Rows `start..start + count` of a are valid.
-unsafe fn copy_rows(task: &Task, start: usize, count: usize, to: &mut [u32]) {
+/// These rows of a are valid.
+unsafe fn copy_chunk(task: &Task, start: usize, chunk: usize, to: &mut [u32]) {
     let per_unit = task.element.per_unit();
-    for (chunk, to) in to.chunks_exact_mut(count * ROW).enumerate() {
-        let first = chunk * CHUNK * per_unit;
-        let length = task.k.saturating_sub(first).min(CHUNK * per_unit);
-        for (row, to) in to.chunks_exact_mut(ROW).enumerate() {
-            let from = at(&task.a, start + row, first);
-            // SAFETY: the caller's promise: row `start + row` has `length` elements from `first` on, `col` apart; the row of
-            // the scratch has room for a chunk.
-            unsafe {
-                match task.element {
-                    Element::F32 => copy(from.cast(), task.a.col, length, to.as_mut_ptr()),
-                    Element::Bf16 => {
-                        let units = length.div_ceil(2);
-                        if length % 2 == 1 {
-                            to[units - 1] = 0;
-                        }
-                        copy(from.cast(), task.a.col, length, to.as_mut_ptr().cast::<u16>());
+    let first = chunk * CHUNK * per_unit;
+    let length = task.k.saturating_sub(first).min(CHUNK * per_unit);
+    for (row, to) in to.chunks_exact_mut(ROW).enumerate() {
+        let from = at(&task.a, start + row, first);
+        // SAFETY: the caller's promise: row `start + row` has `length` elements from `first` on, `col` apart; the row of
+        // the scratch has room for a chunk.
+        unsafe {
+            match task.element {
+                Element::F32 => copy(from.cast(), task.a.col, length, to.as_mut_ptr()),
+                Element::Bf16 => {
+                    let units = length.div_ceil(2);
+                    if length % 2 == 1 {
+                        to[units - 1] = 0;
                     }
+                    copy(from.cast(), task.a.col, length, to.as_mut_ptr().cast::<u16>());
                 }
             }
         }
@@ -194,18 +239,32 @@ unsafe fn copy<T: Copy>(from: *const T, stride: isize, count: usize, to: *mut T)
     }
 }
 
+/// Takes sums back from where they rest in c.
+///
+/// # Safety
+/// These elements of c are valid f32 that nobody else accesses.
+unsafe fn resume(
+    task: &Task,
+    start: usize,
+    count: usize,
+    columns: Range<usize>,
+    sums: &mut Sums,
+    width: usize,
+) {
+    for row in 0..count {
+        let sums = &mut sums[row * width..][..columns.len()];
+        for (sum, column) in sums.iter_mut().zip(columns.clone()) {
+            // SAFETY: the caller's promise.
+            *sum = unsafe { at(&task.c, start + row, column).cast::<f32>().read() };
+        }
+    }
+}
+
 /// Scales, adds and rounds sums, and puts them where they belong.
 ///
 /// # Safety
 /// These elements of c are valid, and nobody else accesses them.
-unsafe fn finish(
-    task: &Task,
-    start: usize,
-    count: usize,
-    columns: std::ops::Range<usize>,
-    sums: &Sums,
-    width: usize,
-) {
+unsafe fn finish(task: &Task, start: usize, count: usize, columns: Range<usize>, sums: &Sums, width: usize) {
     for row in 0..count {
         let sums = &sums[row * width..][..columns.len()];
         for (&sum, column) in sums.iter().zip(columns.clone()) {

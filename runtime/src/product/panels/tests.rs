@@ -178,6 +178,24 @@ fn a_row_is_the_same_whatever_rows_stand_beside_it() {
 }
 
 #[test]
+fn long_sums_rest_in_the_result_on_the_way() {
+    for element in [Element::F32, Element::Bf16] {
+        for path in paths(element) {
+            // Three rows fit the scratch with all of k; with a hundred the sums rest, also those of a part of a panel.
+            let of = |m, flipped| {
+                let (n, k, result) = (70, 1811 * element.per_unit(), DType::F32);
+                let flipped = [false, false, flipped];
+                check(path, &Case { m, n, k, element, result, flipped, alpha: 1.0, accumulate: false })
+            };
+            let (few, many) = (of(3, false), of(100, false));
+            assert_eq!(few, many[..few.len()], "{path:?} {element:?}");
+            // Columns apart: nothing to rest in.
+            of(100, true);
+        }
+    }
+}
+
+#[test]
 fn an_empty_sum_is_zero() {
     for element in [Element::F32, Element::Bf16] {
         for path in paths(element) {
