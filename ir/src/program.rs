@@ -9,6 +9,7 @@ mod expand;
 mod steps;
 
 mod attention;
+mod epilogue;
 
 pub use attention::{AttentionCall, Strided};
 

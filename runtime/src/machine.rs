@@ -20,6 +20,9 @@ pub(crate) struct Machine {
     pub(crate) scalars: Vec<FuncScalars>,
     pub(crate) extents: Vec<FuncExtents>,
     pub(crate) groups: Groups,
+    /// Per function and instruction: whether it is a product that the kernel behind it runs with
+    /// ([`FuncProgram::has_epilogue`]).
+    pub(crate) epilogues: Vec<Vec<bool>>,
     /// Of each parameter what a device holds.
     params: Vec<Held>,
     /// Per entry, stage and step: index into the entry's mails; `u32::MAX` for a call.
@@ -53,7 +56,10 @@ impl Machine {
         let groups = Groups::new(&program);
         let step_mails = step_mails(&program, &layout);
         let params = program.params.iter().map(Held::new).collect();
-        Self { params, program, layout, memory, kernels, scalars, extents, groups, step_mails }
+        let epilogues =
+            |f: &FuncProgram| (0..f.instrs.len()).map(|at| f.has_epilogue(at, &program.kernels)).collect();
+        let epilogues = program.funcs.iter().map(epilogues).collect();
+        Self { epilogues, params, program, layout, memory, kernels, scalars, extents, groups, step_mails }
     }
 }
 

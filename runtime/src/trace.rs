@@ -64,6 +64,8 @@ pub enum Subject<'a> {
         func: &'a FuncProgram,
         index: u32,
         instr: &'a Instr,
+        /// The kernel that ran with it.
+        epilogue: Option<&'a Instr>,
         layer: Option<u32>,
     },
     /// A message to or from another stage, of so many bytes.
@@ -91,8 +93,16 @@ impl Event {
             Step::Recv { from, bytes, .. } => Some(Subject::Recv { from: *from, bytes: *bytes }),
             Step::Call { func: index, layer, .. } => {
                 let func = program.funcs.get(*index as usize)?;
-                let instr = func.instrs.get(self.instr as usize)?;
-                Some(Subject::Instr { func, index: *index, instr, layer: *layer })
+                let at = self.instr as usize;
+                let instr = func.instrs.get(at)?;
+                let epilogue = func.has_epilogue(at, &program.kernels).then(|| func.instrs.get(at + 1));
+                Some(Subject::Instr {
+                    func,
+                    index: *index,
+                    instr,
+                    epilogue: epilogue.flatten(),
+                    layer: *layer,
+                })
             }
         }
     }
@@ -113,9 +123,10 @@ impl Event {
         };
         match self.subject(program) {
             _ if self.waits => Work::default(),
-            Some(Subject::Instr { instr, .. }) => {
+            Some(Subject::Instr { instr, epilogue, .. }) => {
                 let position = self.device as usize % program.mesh.stage_devices();
-                work::of(program, &instr.kind, |e| e.on(&program.mesh, position, &sizes))
+                let of = |i: &Instr| work::of(program, &i.kind, |e| e.on(&program.mesh, position, &sizes));
+                epilogue.map_or_else(Work::default, of) + of(instr)
             }
             Some(Subject::Send { bytes, .. } | Subject::Recv { bytes, .. }) => {
                 Work { flops: 0.0, bytes: bytes as f64 }
@@ -161,9 +172,10 @@ impl Subject<'_> {
     pub fn what(&self) -> String {
         match self {
             Subject::Send { .. } | Subject::Recv { .. } => format!("{} {}", self.kind(), self.op()),
-            Subject::Instr { func, layer, .. } => {
+            Subject::Instr { func, layer, epilogue, .. } => {
                 let place = layer.map_or_else(|| func.name.clone(), |l| format!("layer {l}"));
-                format!("{place}: {} of {}", self.kind(), self.op())
+                let epilogue = if epilogue.is_some() { " and kernel" } else { "" };
+                format!("{place}: {}{epilogue} of {}", self.kind(), self.op())
             }
         }
     }

@@ -121,6 +121,20 @@ pub(super) fn place(buffers: &[Buffer], instrs: &mut [InstrKind]) -> u64 {
             }
         }
     }
+    for at in 1..instrs.len() {
+        if let [InstrKind::Gemm(gemm), InstrKind::Kernel(launch)] = &instrs[at - 1..=at]
+            && launch.ptrs.iter().any(|p| p.base == gemm.c.loc.base)
+        {
+            // The kernel may run tile by tile with the product, which reads its operands until the last one.
+            for base in [gemm.a.loc.base, gemm.b.loc.base] {
+                if let Base::Slot(b) = base
+                    && let Some(range) = &mut live[(b & !PENDING) as usize]
+                {
+                    range.1 = range.1.max(at);
+                }
+            }
+        }
+    }
     let framed: Vec<usize> =
         (0..buffers.len()).filter(|&b| buffers[b].place == Place::Frame && live[b].is_some()).collect();
     let intervals: Vec<Interval> = framed

@@ -143,7 +143,10 @@ impl Shared {
                 InstrKind::Gemm(gemm) => {
                     let shape = shape_of(gemm, counter.instr, &binding);
                     let parts = product::parts(&shape);
-                    self.in_parts(parts > 1, worker.number, job(parts), |p| run_product(&shape, &binding, p));
+                    let run = |part| self.run_product(&shape, counter.instr, &binding, part);
+                    self.in_parts(parts > 1, worker.number, job(parts), run);
+                    // The kernel that ran with it.
+                    device.counter.instr += usize::from(self.machine.epilogues[binding.index][counter.instr]);
                     true
                 }
                 InstrKind::Attention(call) => {
@@ -201,6 +204,22 @@ impl Shared {
         }
     }
 
+    /// Runs a part of a product, and the same tile of the kernel behind it if the two run together.
+    fn run_product(&self, gemm: &Shape, instr: usize, binding: &Binding<'_>, part: usize) {
+        let [a, c] = [&gemm.a, &gemm.c].map(|m| binding.operand(&m.loc));
+        let b =
+            if gemm.packed.is_some() { binding.panels(&gemm.b.loc) } else { binding.operand(&gemm.b.loc) };
+        Product { gemm, a, b, c }.run_part(part);
+        if self.machine.epilogues[binding.index][instr]
+            && let Some(InstrKind::Kernel(launch)) = binding.func.instrs.get(instr + 1).map(|i| &i.kind)
+        {
+            let (rows, cols) = product::tile(gemm, part);
+            let space = Space::new(launch, binding, instr + 1).columns(cols.start as i64..cols.end as i64);
+            let rows = if space.rank == 1 { 0..1 } else { rows.start as i64..rows.end as i64 };
+            self.run_rows(instr + 1, launch, binding, &space, rows);
+        }
+    }
+
     fn run_rows(
         &self,
         instr: usize,
@@ -210,7 +229,7 @@ impl Shared {
         rows: Range<i64>,
     ) {
         // Most kernels have few accesses: no allocation for those.
-        let (mut few, many);
+        let (mut few, mut many);
         let operands = match launch.ptrs.as_slice() {
             [] => return,
             [first, rest @ ..] if rest.len() < FEW_ACCESSES => {
@@ -218,13 +237,21 @@ impl Shared {
                 for (operand, loc) in few[1..].iter_mut().zip(rest) {
                     *operand = binding.operand(loc);
                 }
-                &few[..=rest.len()]
+                &mut few[..=rest.len()]
             }
             all => {
                 many = all.iter().map(|loc| binding.operand(loc)).collect::<Vec<_>>();
-                many.as_slice()
+                many.as_mut_slice()
             }
         };
+        if space.first > 0 {
+            let accesses = &self.machine.program.kernels[launch.kernel].accesses;
+            let strides = launch.strides.chunks_exact(space.rank).map(|s| s[space.rank - 1]);
+            for ((operand, access), stride) in operands.iter_mut().zip(accesses).zip(strides) {
+                let bytes = space.first * stride * access.dtype.bytes() as i64;
+                operand.offset = operand.offset.wrapping_add_signed(bytes as isize);
+            }
+        }
         let fixed = self.machine.scalars[binding.index].of(binding.position(), instr, launch.scalars.len());
         let at_run = binding.scalars_at_run(launch, fixed);
         self.machine.kernels.call(
@@ -331,7 +358,7 @@ impl Shared {
                 self.run_rows(job.instr, launch, &binding, &space, rows);
             }
             Some(InstrKind::Gemm(gemm)) => {
-                run_product(&shape_of(gemm, job.instr, &binding), &binding, part);
+                self.run_product(&shape_of(gemm, job.instr, &binding), job.instr, &binding, part);
             }
             Some(InstrKind::Attention(call)) => Attention::bind(call, &binding, job.instr).run_part(part),
             Some(InstrKind::Rows(rows)) => run_rows(rows, job.instr, &binding, part),
@@ -347,6 +374,8 @@ impl Shared {
 struct Space {
     extents: [i64; MAX_RANK as usize],
     rank: usize,
+    /// Where it starts along the last dim.
+    first: i64,
     /// Rows to run: none when a dim is empty.
     rows: i64,
 }
@@ -359,7 +388,15 @@ impl Space {
         extents.iter_mut().zip(&launch.extents).for_each(|(to, e)| *to = extent(e) as i64);
         let empty = rank == 0 || extents.contains(&0);
         let rows = if empty { 0 } else { extents[..rank - 1].iter().product() };
-        Self { extents, rank, rows }
+        Self { extents, rank, first: 0, rows }
+    }
+
+    /// Part of the last dim; the kernel knows no index along it.
+    fn columns(mut self, columns: Range<i64>) -> Self {
+        if let Some(lane) = self.rank.checked_sub(1).and_then(|last| self.extents.get_mut(last)) {
+            (self.first, *lane) = (columns.start, columns.end - columns.start);
+        }
+        self
     }
 
     fn extents(&self) -> &[i64] {
@@ -380,12 +417,6 @@ fn shape_of(gemm: &Gemm, instr: usize, binding: &Binding<'_>) -> Shape {
     let mut shape = Shape::new(gemm, binding.extents(instr));
     shape.blocks = gemm.packed.and_then(|_| binding.blocks(&gemm.b.loc));
     shape
-}
-
-fn run_product(gemm: &Shape, binding: &Binding<'_>, part: usize) {
-    let [a, c] = [&gemm.a, &gemm.c].map(|m| binding.operand(&m.loc));
-    let b = if gemm.packed.is_some() { binding.panels(&gemm.b.loc) } else { binding.operand(&gemm.b.loc) };
-    Product { gemm, a, b, c }.run_part(part);
 }
 
 fn run_rows(rows: &Rows, instr: usize, binding: &Binding<'_>, part: usize) {

@@ -162,16 +162,26 @@ pub(crate) fn parts(g: &Shape) -> usize {
     (batches(g).div_ceil(cut.batches) * tiles) as usize
 }
 
+/// Rows and columns of c that one of the [`parts`] computes, and the part's number among those with the same ones.
+fn tile_of(g: &Shape, cut: Cut, part: usize) -> (Range<u64>, Range<u64>, u64) {
+    let (across, down) = (g.n.div_ceil(cut.n).max(1), g.m.div_ceil(cut.m).max(1));
+    let (tile, group) = (part as u64 % (across * down), part as u64 / (across * down));
+    // Workers that take parts one after another read the same columns.
+    (piece(g.m, cut.m, tile % down), piece(g.n, cut.n, tile / down), group)
+}
+
+/// Rows and columns of c that a part of a product without batch dims computes.
+pub(crate) fn tile(g: &Shape, part: usize) -> (Range<u64>, Range<u64>) {
+    let (rows, cols, _) = tile_of(g, cut(g), part);
+    (rows, cols)
+}
+
 impl Product<'_> {
     /// Computes one of the [`parts`].
     pub(crate) fn run_part(&self, part: usize) {
         let g = self.gemm;
         let cut = cut(g);
-        let (across, down) = (g.n.div_ceil(cut.n).max(1), g.m.div_ceil(cut.m).max(1));
-        let (tile, group) = (part as u64 % (across * down), part as u64 / (across * down));
-        // Workers that take parts one after another read the same columns.
-        let rows = piece(g.m, cut.m, tile % down);
-        let cols = piece(g.n, cut.n, tile / down);
+        let (rows, cols, group) = tile_of(g, cut, part);
         let all = batches(g);
         for batch in group * cut.batches..((group + 1) * cut.batches).min(all) {
             self.run_tile(batch, rows.clone(), cols.clone());

@@ -177,10 +177,13 @@ pub(crate) fn map_kernel(program: &mut Program, name: &str, rows: i64, lane: i64
 /// The Rust form of [`map_kernel`].
 pub(crate) fn map(f: impl Fn(f64) -> f64 + Send + Sync + 'static) -> Function {
     Box::new(move |call, rows| {
-        let lane = call.extents[1];
-        for i in rows.start * lane..rows.end * lane {
-            let x = call.operands[0].load(DType::F32, i).unwrap();
-            call.operands[1].store(DType::F32, i, f(x)).unwrap();
+        let at =
+            |access: usize, row, lane| row * call.strides[2 * access] + lane * call.strides[2 * access + 1];
+        for row in rows {
+            for lane in 0..call.extents[1] {
+                let x = call.operands[0].load(DType::F32, at(0, row, lane)).unwrap();
+                call.operands[1].store(DType::F32, at(1, row, lane), f(x)).unwrap();
+            }
         }
     })
 }

@@ -93,7 +93,8 @@ fn subject(key: Key, program: &Program) -> Option<Subject<'_>> {
         Key::Recv { from } => Some(Subject::Recv { from, bytes: 0 }),
         Key::Instr { func: index, instr } => {
             let func = program.funcs.get(index as usize)?;
-            Some(Subject::Instr { func, index, instr: func.instrs.get(instr as usize)?, layer: None })
+            let instr = func.instrs.get(instr as usize)?;
+            Some(Subject::Instr { func, index, instr, epilogue: None, layer: None })
         }
     }
 }

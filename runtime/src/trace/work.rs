@@ -17,6 +17,14 @@ pub struct Work {
     pub bytes: f64,
 }
 
+impl std::ops::Add for Work {
+    type Output = Work;
+
+    fn add(self, other: Work) -> Work {
+        Work { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
+    }
+}
+
 /// The work of an instruction whose extents are what `extent` says, asked in any order.
 pub(super) fn of(program: &Program, kind: &InstrKind, extent: impl Fn(&Extent) -> u64) -> Work {
     match kind {

@@ -1,0 +1,129 @@
+//! Which kernels may run with a product.
+
+use super::*;
+use crate::kernel::{Access, Lane, Store};
+use crate::ops::UnaryKind;
+use crate::program::{Instr, PackedMatrix};
+use crate::types::ReduceKind;
+
+const M: i64 = 4;
+const N: i64 = 6;
+const K: i64 = 8;
+/// Bytes of a, c and the kernel's result in the frame.
+const A: u64 = (M * K * 4) as u64;
+const C: u64 = (M * N * 4) as u64;
+
+fn frame(offset: u64) -> Loc {
+    Loc { base: Base::Frame, offset }
+}
+
+fn slot(slot: u32) -> Loc {
+    Loc { base: Base::Slot(slot), offset: 0 }
+}
+
+fn gemm() -> Gemm {
+    let matrix = |loc, row, col| Matrix { loc, dtype: DType::F32, row, col };
+    Gemm {
+        m: Extent::full(M as u64),
+        n: Extent::full(N as u64),
+        k: Extent::full(K as u64),
+        alpha: 1.0,
+        a: matrix(frame(0), K, 1),
+        b: matrix(slot(0), 0, 0),
+        c: matrix(frame(A), N, 1),
+        batch: vec![],
+        accumulate: false,
+        packed: Some(PackedMatrix { k: K as u64, n: N as u64 }),
+    }
+}
+
+/// `result = relu(c) + bias`, in effect; the nodes are not looked at beyond what they depend on.
+fn launch() -> (Launch, Kernel) {
+    let access = |write| Access { dtype: DType::F32, lane: Lane::Unit, write };
+    let kernel = Kernel {
+        name: String::new(),
+        rank: 2,
+        accesses: vec![access(false), access(false), access(true)],
+        scalars: 0,
+        nodes: vec![Node::Load(0), Node::Load(1), Node::Unary(UnaryKind::Relu, 0)],
+        stores: vec![Store { access: 2, node: 2, at: None }],
+    };
+    let launch = Launch {
+        kernel: KernelId::from_u32(0),
+        ptrs: vec![frame(A), slot(1), frame(A + C)],
+        extents: vec![Extent::full(M as u64), Extent::full(N as u64)],
+        strides: vec![N, 1, 0, 1, N, 1],
+        scalars: vec![],
+    };
+    (launch, kernel)
+}
+
+fn fits(change: impl FnOnce(&mut Gemm, &mut Launch, &mut Kernel, &mut FuncProgram)) -> bool {
+    let (mut gemm, (mut launch, mut kernel)) = (gemm(), launch());
+    let mut func = FuncProgram { args: 2, results: 1, ..FuncProgram::default() };
+    change(&mut gemm, &mut launch, &mut kernel, &mut func);
+    func.instrs = vec![
+        Instr { kind: InstrKind::Gemm(gemm), note: 0 },
+        Instr { kind: InstrKind::Kernel(launch), note: 0 },
+    ];
+    let mut kernels = PrimaryMap::new();
+    kernels.push(kernel);
+    assert!(!func.has_epilogue(1, &kernels) && !func.has_epilogue(9, &kernels));
+    func.has_epilogue(0, &kernels)
+}
+
+#[test]
+fn elementwise_kernels_over_the_result_fit() {
+    assert!(fits(|_, _, _, _| ()));
+    // In place, or reading the result twice.
+    assert!(fits(|_, l, _, _| l.ptrs[2] = frame(A)));
+    assert!(fits(|_, l, _, _| (l.ptrs[1], l.strides[2]) = (frame(A), N)));
+    // A result with columns apart.
+    assert!(fits(|_, l, _, _| l.strides[4..].copy_from_slice(&[1, M])));
+    // One row, with or without a dim for it.
+    assert!(fits(|g, l, _, _| (g.m, l.extents[0]) = (Extent::full(1), Extent::full(1))));
+    let row = |l: &mut Launch, k: &mut Kernel| {
+        l.extents.remove(0);
+        (l.strides, k.rank) = (vec![1, 1, 1], 1);
+    };
+    assert!(fits(|g, l, k, _| {
+        g.m = Extent::full(1);
+        row(l, k);
+    }));
+    assert!(!fits(|_, l, k, _| row(l, k)));
+}
+
+#[test]
+fn other_spaces_and_kernels_that_look_further_do_not() {
+    assert!(!fits(|_, l, _, _| l.extents[1] = Extent::full(N as u64 - 1)));
+    assert!(!fits(|_, l, _, _| l.extents.swap(0, 1)));
+    assert!(!fits(|_, _, k, _| k.nodes.push(Node::RowReduce(ReduceKind::Max, 0))));
+    assert!(!fits(|_, _, k, _| k.nodes.push(Node::Index(1))));
+    assert!(!fits(|_, _, k, _| k.nodes.push(Node::LoadAt { access: 1, index: 0, stride: 0, limit: 0 })));
+    // Another element of the result: its transpose, or one to the right.
+    assert!(!fits(|_, l, _, _| l.strides[..2].copy_from_slice(&[1, M])));
+    assert!(!fits(|_, l, _, _| l.ptrs[0].offset += 4));
+    assert!(!fits(|_, l, _, _| l.strides[0] = 0));
+}
+
+#[test]
+fn writes_keep_clear_of_what_is_still_read() {
+    // The last element of a, and the first byte behind it.
+    assert!(!fits(|_, l, _, _| l.ptrs[2] = frame(A - 4)));
+    assert!(!fits(|g, l, _, _| (g.a.loc, l.ptrs[2]) = (frame(A + C), frame(A + C + A - 4))));
+    assert!(fits(|g, l, _, _| (g.a.loc, l.ptrs[2]) = (frame(A + C), frame(A + C + A))));
+    // The weight, also as the result that it is updated in place as.
+    assert!(!fits(|_, l, _, _| l.ptrs[2] = slot(0)));
+    assert!(fits(|_, l, _, _| l.ptrs[2] = slot(2)));
+    assert!(!fits(|_, l, _, f| (l.ptrs[2], f.in_place) = (slot(2), vec![(0, 2)])));
+    // What another tile of the kernel reads.
+    assert!(!fits(|_, l, _, f| (l.ptrs[2], f.in_place) = (slot(2), vec![(1, 2)])));
+    assert!(fits(|_, l, _, f| {
+        (l.ptrs[2], l.strides[2], f.in_place) = (slot(2), N, vec![(1, 2)]);
+        l.ptrs[1] = slot(2);
+    }));
+    // Two indices at one element.
+    assert!(!fits(|_, l, _, _| l.strides[4] = 0));
+    assert!(!fits(|_, l, _, _| l.strides[4] = N - 1));
+    assert!(!fits(|_, l, _, _| l.strides[4] = i64::MAX));
+}
