@@ -6,8 +6,8 @@ mod work;
 pub use profile::{Profile, ProfileRow, Summary};
 pub use work::Work;
 
-use pcc_ir::program::{BatchPlan, FuncProgram, Instr, InstrKind, Program, Step};
-use pcc_ir::{Diagnostic, Sizes};
+use pcc_ir::program::{Base, BatchPlan, FuncProgram, Instr, InstrKind, Loc, Program, Slot, Step, Storage};
+use pcc_ir::{Diagnostic, Extent, Sizes};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -125,7 +125,9 @@ impl Event {
             _ if self.waits => Work::default(),
             Some(Subject::Instr { instr, epilogue, .. }) => {
                 let position = self.device as usize % program.mesh.stage_devices();
-                let of = |i: &Instr| work::of(program, &i.kind, |e| e.on(&program.mesh, position, &sizes));
+                let extent = |e: &Extent| e.on(&program.mesh, position, &sizes);
+                let of =
+                    |i: &Instr| work::of(program, &i.kind, extent, |loc| self.panel_element(program, loc));
                 epilogue.map_or_else(Work::default, of) + of(instr)
             }
             Some(Subject::Send { bytes, .. } | Subject::Recv { bytes, .. }) => {
@@ -133,6 +135,23 @@ impl Event {
             }
             None => Work::default(),
         }
+    }
+}
+
+impl Event {
+    /// Bytes of an element, on average, of the parameter in panels that the event's call binds to an argument.
+    fn panel_element(&self, program: &Program, loc: &Loc) -> Option<f64> {
+        let stage = program.entries.get(self.entry as usize)?.stages.get(self.stage(program))?;
+        let (Step::Call { slots, .. }, Base::Slot(slot)) = (stage.steps.get(self.step as usize)?, loc.base)
+        else {
+            return None;
+        };
+        let Slot::Param(number) = *slots.get(slot as usize)? else { return None };
+        let param = program.params.get(number as usize)?;
+        let elements: usize = param.sharding.local_shape(&param.ty.shape).iter().product();
+        // Panels of plain elements are padded, which nobody reads.
+        let quantised = matches!(param.storage, Storage::Blocks { .. }) && elements > 0;
+        quantised.then(|| param.local_bytes() as f64 / elements as f64)
     }
 }
 

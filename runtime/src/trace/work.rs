@@ -4,7 +4,7 @@ use pcc_ir::Extent;
 use pcc_ir::kernel::{Kernel, Node};
 use pcc_ir::mesh::group_size;
 use pcc_ir::program::{
-    AttentionCall, BatchDim, CollectiveCall, CollectiveKind, Gemm, InstrKind, Launch, Matrix, Program,
+    AttentionCall, BatchDim, CollectiveCall, CollectiveKind, Gemm, InstrKind, Launch, Loc, Matrix, Program,
     Strided,
 };
 
@@ -25,10 +25,19 @@ impl std::ops::Add for Work {
     }
 }
 
-/// The work of an instruction whose extents are what `extent` says, asked in any order.
-pub(super) fn of(program: &Program, kind: &InstrKind, extent: impl Fn(&Extent) -> u64) -> Work {
+/// The work of an instruction whose extents are what `extent` says, asked in any order. `panels` gives the bytes of an element, on
+/// average, of the parameter in panels at an address: fewer than its type has where it is quantised.
+pub(super) fn of(
+    program: &Program,
+    kind: &InstrKind,
+    extent: impl Fn(&Extent) -> u64,
+    panels: impl Fn(&Loc) -> Option<f64>,
+) -> Work {
     match kind {
-        InstrKind::Gemm(gemm) => product(gemm, extent),
+        InstrKind::Gemm(gemm) => {
+            let b = gemm.packed.and_then(|_| panels(&gemm.b.loc));
+            product(gemm, b.unwrap_or(gemm.b.dtype.bytes() as f64), extent)
+        }
         InstrKind::Kernel(launch) => match program.kernels.get(launch.kernel) {
             Some(kernel) => kernel_work(kernel, launch, extent),
             None => Work::default(),
@@ -36,28 +45,32 @@ pub(super) fn of(program: &Program, kind: &InstrKind, extent: impl Fn(&Extent) -
         InstrKind::Attention(call) => attention(call, extent),
         InstrKind::Rows(rows) => {
             let count = extent(&rows.count) as f64;
-            let row = 2.0 * rows.packed.k as f64 * rows.dtype.bytes() as f64;
+            let element = rows.dtype.bytes() as f64;
+            let row = rows.packed.k as f64 * (panels(&rows.table).unwrap_or(element) + element);
             Work { flops: 0.0, bytes: count * (row + 4.0) }
         }
-        InstrKind::Collective(call) => collective(call),
+        InstrKind::Collective(call) => collective(call, extent),
     }
 }
 
-fn product(g: &Gemm, extent: impl Fn(&Extent) -> u64) -> Work {
+fn product(g: &Gemm, element: f64, extent: impl Fn(&Extent) -> u64) -> Work {
     let of = |e: &Extent| extent(e) as f64;
     let (m, n, k) = (of(&g.m), of(&g.n), of(&g.k));
     let batch: f64 = g.batch.iter().map(|d| of(&d.extent)).product();
     // A loop that an operand does not move along uses the same elements again.
-    let bytes = |matrix: &Matrix, elements: f64, stride: fn(&BatchDim) -> i64| {
+    let elements = |elements: f64, stride: fn(&BatchDim) -> i64| {
         let copies: f64 = g.batch.iter().filter(|d| stride(d) != 0).map(|d| of(&d.extent)).product();
-        elements * copies * matrix.dtype.bytes() as f64
+        elements * copies
     };
+    let bytes = |matrix: &Matrix| matrix.dtype.bytes() as f64;
     if batch == 0.0 || m == 0.0 || n == 0.0 {
         return Work::default();
     }
     Work {
         flops: 2.0 * m * n * k * batch,
-        bytes: bytes(&g.a, m * k, |d| d.a) + bytes(&g.b, k * n, |d| d.b) + bytes(&g.c, m * n, |d| d.c),
+        bytes: elements(m * k, |d| d.a) * bytes(&g.a)
+            + elements(k * n, |d| d.b) * element
+            + elements(m * n, |d| d.c) * bytes(&g.c),
     }
 }
 
@@ -96,9 +109,12 @@ fn kernel_work(kernel: &Kernel, launch: &Launch, extent: impl Fn(&Extent) -> u64
 }
 
 /// The whole group's: one of its devices does it.
-fn collective(call: &CollectiveCall) -> Work {
+fn collective(call: &CollectiveCall, extent: impl Fn(&Extent) -> u64) -> Work {
     let group = group_size(&call.axes) as f64;
-    let size = |shape: &[u64]| shape.iter().map(|&n| n as f64).product::<f64>();
+    // Extents are of the larger side; of the other as much is there, in proportion.
+    let part = |e: &Extent| if e.full == 0 { 1.0 } else { extent(e) as f64 / e.full as f64 };
+    let there: f64 = call.there.iter().map(part).product();
+    let size = |shape: &[u64]| there * shape.iter().map(|&n| n as f64).product::<f64>();
     let (src, dst) = (size(&call.src_shape), size(&call.dst_shape));
     let flops = match call.kind {
         CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => src * (group - 1.0),
@@ -106,3 +122,6 @@ fn collective(call: &CollectiveCall) -> Work {
     };
     Work { flops, bytes: (src + dst) * group * call.dtype.bytes() as f64 }
 }
+
+#[cfg(test)]
+mod tests;
