@@ -1,4 +1,4 @@
-//! Every figure pcc claims, measured: `cargo xtask bench [--peers] [compile|gpt2|smollm2|devices]...`
+//! Every figure pcc claims, measured: `cargo xtask bench [--peers] [compile|gpt2|smollm2|devices|memory]...`
 //!
 //! A figure is a ratio within one run. What is compared takes turns, round by round, and the best round of each counts, since other
 //! work on the machine can only slow a program down. Nothing here passes or fails.
@@ -7,6 +7,7 @@ mod compile;
 mod devices;
 mod gpt2;
 mod limits;
+mod memory;
 mod peers;
 mod smollm2;
 mod table;
@@ -24,8 +25,13 @@ use table::Table;
 /// A group of benchmarks: its name, what it measures, and how.
 type Group = (&'static str, fn(&Bench<'_>, &mut Table) -> Result<()>);
 
-const GROUPS: [Group; 4] =
-    [("compile", compile::run), ("gpt2", gpt2::run), ("smollm2", smollm2::run), ("devices", devices::run)];
+const GROUPS: [Group; 5] = [
+    ("compile", compile::run),
+    ("gpt2", gpt2::run),
+    ("smollm2", smollm2::run),
+    ("devices", devices::run),
+    ("memory", memory::run),
+];
 
 /// What the benchmarks share.
 struct Bench<'p> {
