@@ -7,6 +7,7 @@
 
 mod expand;
 mod steps;
+mod team;
 
 mod attention;
 mod epilogue;
@@ -41,6 +42,10 @@ pub struct Program {
     pub states: Vec<LocalState>,
     /// Tables that kernels read (rotary frequencies), the same on every device.
     pub constants: Vec<ConstantData>,
+    /// Axes over which the devices of a stage are a *team*, if any: in a process they share what is equal on all of them, and work that
+    /// makes it is done once ([`Instr::once`]). The first device of a team holds what it shares.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub team: Vec<AxisRef>,
     /// In the file, runs of equal steps are stored once.
     #[serde(with = "steps")]
     pub entries: Vec<EntryProgram>,
@@ -195,6 +200,8 @@ pub struct EntryProgram {
 pub struct StageProgram {
     /// Bytes of the stage's value arena (values between calls), reused by every micro-batch.
     pub arena_bytes: u64,
+    /// How many of them, at the end, a team shares.
+    pub shared_bytes: u64,
     pub steps: Vec<Step>,
 }
 
@@ -247,6 +254,12 @@ pub struct FuncProgram {
     pub in_place: Vec<(u32, u32)>,
     /// Bytes of the frame: scratch used by one call at a time (64-byte aligned).
     pub frame_bytes: u64,
+    /// How many of them, at the end, a team shares.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shared_bytes: u64,
+    /// Slots of results that a team shares: instructions that run once write them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared: Vec<u32>,
     pub instrs: Vec<Instr>,
     /// What instructions are for, referred to by [`Instr::note`].
     pub notes: Vec<Note>,
@@ -267,6 +280,14 @@ pub struct Instr {
     pub kind: InstrKind,
     /// Index into [`FuncProgram::notes`].
     pub note: u32,
+    /// It makes the same of the same on all devices of a team: the first one's addresses are used, and the last one to arrive runs it
+    /// for all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub once: bool,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

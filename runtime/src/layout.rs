@@ -39,6 +39,8 @@ pub(crate) const MAIL_SLOTS: u64 = 2;
 
 #[derive(Debug, Default)]
 pub(crate) struct EntryIo {
+    /// Where in the arena what a team shares begins.
+    private: u64,
     pub(crate) inputs: Vec<Option<PerBatch>>,
     pub(crate) outputs: Vec<Option<PerBatch>>,
 }
@@ -48,6 +50,8 @@ pub(crate) struct EntryIo {
 pub(crate) struct StageLayout {
     frame: u64,
     values: u64,
+    /// Bytes of a team's frame, and of all that a team shares.
+    team: (u64, u64),
     /// Where frame and values end, and where inputs, outputs and messages begin.
     scratch: (u64, u64),
     pub(crate) states: Vec<Option<PerBatch>>,
@@ -71,6 +75,8 @@ pub(crate) struct Layout {
     pub(crate) stages: Vec<StageLayout>,
     /// Per device.
     bases: Vec<usize>,
+    /// Per device: where what its team shares lies.
+    teams: Vec<usize>,
     /// Per device and parameter of the program: offset in the mapping.
     params: Vec<Vec<usize>>,
     constants: Vec<usize>,
@@ -123,16 +129,26 @@ impl Layout {
         let mails = mail_layout(program, &mut stages);
         let mut cursor = Cursor::default();
         let mut bases = Vec::with_capacity(program.mesh.devices());
+        let mut teams = Vec::with_capacity(program.mesh.devices());
         for stage in &stages {
             for _ in 0..stage_devices {
                 bases.push(cursor.take(stage.bytes) as usize);
+            }
+            let first = teams.len();
+            for position in 0..stage_devices {
+                let leader = program.mesh.group(position, &program.team).first().copied().unwrap_or(position);
+                let at = match leader == position {
+                    true => cursor.take(stage.team.1) as usize,
+                    false => teams[first + leader],
+                };
+                teams.push(at);
             }
         }
         let constants = program.constants.iter().map(|c| cursor.take(c.ty.bytes() as u64) as usize).collect();
         let (slices, params) = param_layout(program, &stages, &mut cursor);
         check_available(cursor.0)?;
         let total = cursor.0 as usize;
-        Ok(Self { stages, bases, params, constants, slices, mails, total, stage_devices })
+        Ok(Self { stages, bases, teams, params, constants, slices, mails, total, stage_devices })
     }
 
     /// Offset of a slot's buffer, for a device at a micro-batch.
@@ -148,9 +164,17 @@ impl Layout {
             Slot::State(i) => per_batch(&stage.states[i as usize]),
             Slot::Input(i) => per_batch(&stage.entries[entry].inputs[i as usize]),
             Slot::Output(i) => per_batch(&stage.entries[entry].outputs[i as usize]),
-            Slot::Value(offset) => stage.values + offset,
+            Slot::Value(offset) => match offset.checked_sub(stage.entries[entry].private) {
+                Some(shared) => return self.teams[device] + (stage.team.0 + shared) as usize,
+                None => stage.values + offset,
+            },
         };
         self.bases[device] + relative as usize
+    }
+
+    /// Offset of the frame that the device's team shares.
+    pub(crate) fn team_frame(&self, device: usize) -> usize {
+        self.teams[device]
     }
 
     /// Offset of the device's frame.
@@ -174,10 +198,11 @@ impl Layout {
     }
 
     /// Everything of a device that no run may rely on.
-    pub(crate) fn scratch_of(&self, device: usize) -> [Extent; 2] {
+    pub(crate) fn scratch_of(&self, device: usize) -> [Extent; 3] {
         let (base, stage) = (self.bases[device], &self.stages[device / self.stage_devices]);
         let range = |from: u64, to: u64| Extent { offset: base + from as usize, len: (to - from) as usize };
-        [range(0, stage.scratch.0), range(stage.scratch.1, stage.bytes)]
+        let team = Extent { offset: self.teams[device], len: stage.team.1 as usize };
+        [range(0, stage.scratch.0), range(stage.scratch.1, stage.bytes), team]
     }
 
     /// Offset of a constant's buffer.
@@ -197,13 +222,18 @@ fn stage_layout(program: &Program, stage: usize) -> StageLayout {
     let used: HashSet<Slot> =
         programs.iter().flat_map(|p| p.steps.iter().flat_map(slots_of).copied()).collect();
     let mut cursor = Cursor::default();
-    let calls = programs.iter().flat_map(|p| &p.steps);
-    let frames = calls.filter_map(|s| match s {
-        Step::Call { func, .. } => Some(program.funcs[*func as usize].frame_bytes),
-        Step::Send { .. } | Step::Recv { .. } => None,
-    });
-    let frame = cursor.take(frames.max().unwrap_or(0));
-    let values = cursor.take(programs.iter().map(|p| p.arena_bytes).max().unwrap_or(0));
+    let called: HashSet<u32> = programs
+        .iter()
+        .flat_map(|p| &p.steps)
+        .filter_map(|s| if let Step::Call { func, .. } = s { Some(*func) } else { None })
+        .collect();
+    let funcs = || called.iter().map(|&f| &program.funcs[f as usize]);
+    let most = |sizes: &mut dyn Iterator<Item = u64>| sizes.max().unwrap_or(0);
+    let frame = cursor.take(most(&mut funcs().map(|f| f.frame_bytes.saturating_sub(f.shared_bytes))));
+    let private = |p: &StageProgram| p.arena_bytes.saturating_sub(p.shared_bytes);
+    let values = cursor.take(most(&mut programs.iter().map(|p| private(p))));
+    let team_frame = align(most(&mut funcs().map(|f| f.shared_bytes)));
+    let team = (team_frame, team_frame.saturating_add(most(&mut programs.iter().map(|p| p.shared_bytes))));
     let scratch = cursor.0;
     let per_batch = |cursor: &mut Cursor, bytes: u64| {
         let stride = align(bytes);
@@ -231,11 +261,12 @@ fn stage_layout(program: &Program, stage: usize) -> StageLayout {
         };
         let inputs = place(&entry.inputs, Slot::Input);
         let outputs = place(&entry.outputs, Slot::Output);
-        entries.push(EntryIo { inputs, outputs });
+        let private = entry.stages.get(stage).map_or(0, private);
+        entries.push(EntryIo { private, inputs, outputs });
         end = end.max(io.0);
     }
     let params = used.iter().filter_map(|s| if let Slot::Param(p) = s { Some(*p) } else { None }).collect();
-    StageLayout { frame, values, scratch: (scratch, start), states, entries, bytes: end, params }
+    StageLayout { frame, values, team, scratch: (scratch, start), states, entries, bytes: end, params }
 }
 
 /// Gives every (entry, sender, tag) its message buffers, behind the other buffers of the receiving stage's devices.

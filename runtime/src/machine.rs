@@ -117,6 +117,8 @@ pub(crate) struct Groups {
     sets: Vec<GroupSet>,
     /// Per function and instruction: index into `sets`; unused for other instructions.
     of: Vec<Vec<u32>>,
+    /// Index into `sets`.
+    team: u32,
     /// Groups of all sets together.
     pub(crate) count: usize,
 }
@@ -132,23 +134,38 @@ struct GroupSet {
 }
 
 impl Groups {
-    pub(crate) fn new(program: &Program) -> Self {
+    pub(crate) fn new<'p>(program: &'p Program) -> Self {
         let (mut sets, mut of, mut count) = (Vec::new(), Vec::new(), 0);
         let mut known: HashMap<&[AxisRef], u32> = HashMap::new();
+        let mut number = |axes: &'p [AxisRef]| {
+            *known.entry(axes).or_insert_with(|| {
+                let set = group_set(program, axes, count);
+                count += set.members.len() / set.size;
+                sets.push(set);
+                sets.len() as u32 - 1
+            })
+        };
+        let team = number(&program.team);
         for func in &program.funcs {
             let mut indices = vec![u32::MAX; func.instrs.len()];
             for (index, instr) in indices.iter_mut().zip(&func.instrs) {
-                let InstrKind::Collective(call) = &instr.kind else { continue };
-                *index = *known.entry(&call.axes).or_insert_with(|| {
-                    let set = group_set(program, &call.axes, count);
-                    count += set.members.len() / set.size;
-                    sets.push(set);
-                    sets.len() as u32 - 1
-                });
+                let axes = match &instr.kind {
+                    InstrKind::Collective(call) => &call.axes,
+                    _ if instr.once => &program.team,
+                    _ => continue,
+                };
+                *index = number(axes);
             }
             of.push(indices);
         }
-        Self { sets, of, count }
+        Self { sets, of, team, count }
+    }
+
+    /// The positions of a team, the first of which holds what it shares.
+    pub(crate) fn team(&self, position: usize) -> &[u32] {
+        let set = &self.sets[self.team as usize];
+        let group = set.group[position] as usize;
+        &set.members[group * set.size..(group + 1) * set.size]
     }
 
     /// The group of a position in its stage for a collective: its number among all groups, and its members in order.
@@ -198,6 +215,13 @@ impl<'a> Binding<'a> {
         Self { device, ..*self }
     }
 
+    /// The same call on the device that holds what the team shares.
+    pub(crate) fn on_leader(&self) -> Self {
+        let position = self.position();
+        let leader = self.machine.groups.team(position).first().map_or(position, |&m| m as usize);
+        self.on(self.device - position + leader)
+    }
+
     /// Position of the device in its stage.
     pub(crate) fn position(&self) -> usize {
         self.device % self.machine.layout.stage_devices()
@@ -240,7 +264,17 @@ impl<'a> Binding<'a> {
 
     pub(crate) fn operand(&self, loc: &Loc) -> Operand<'a> {
         let bytes = match loc.base {
-            Base::Frame => self.func.frame_bytes,
+            Base::Frame => {
+                let m = self.machine;
+                let private = self.func.frame_bytes - self.func.shared_bytes;
+                let shared = loc.offset.checked_sub(private).filter(|_| self.func.shared_bytes > 0);
+                if let Some(offset) = shared {
+                    let at = m.layout.team_frame(self.device);
+                    let window = m.memory.window(at, self.func.shared_bytes as usize);
+                    return Operand { window, offset: offset as usize };
+                }
+                private
+            }
             Base::Slot(i) => self.func.slot_bytes[i as usize],
         };
         self.bytes_at(loc, bytes)

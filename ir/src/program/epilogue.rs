@@ -24,7 +24,11 @@ impl FuncProgram {
         let (InstrKind::Gemm(gemm), InstrKind::Kernel(launch)) = (&product.kind, &next.kind) else {
             return false;
         };
-        kernels.get(launch.kernel).is_some_and(|kernel| self.fits(gemm, launch, kernel).unwrap_or(false))
+        // One of them may run once for a team, the other on each device.
+        product.once == next.once
+            && kernels
+                .get(launch.kernel)
+                .is_some_and(|kernel| self.fits(gemm, launch, kernel).unwrap_or(false))
     }
 
     /// `None` where sizes overflow.

@@ -34,6 +34,8 @@ struct StoredEntry<'a> {
 #[derive(Serialize, Deserialize)]
 struct StoredStage {
     arena_bytes: u64,
+    #[serde(default, skip_serializing_if = "super::is_zero")]
+    shared_bytes: u64,
     steps: Vec<Stored>,
 }
 
@@ -110,7 +112,11 @@ fn stride(a: u32, b: u32) -> Option<u32> {
 }
 
 pub(super) fn serialize<S: Serializer>(entries: &[EntryProgram], to: S) -> Result<S::Ok, S::Error> {
-    let stage = |s: &StageProgram| StoredStage { arena_bytes: s.arena_bytes, steps: fold(&s.steps) };
+    let stage = |s: &StageProgram| StoredStage {
+        arena_bytes: s.arena_bytes,
+        shared_bytes: s.shared_bytes,
+        steps: fold(&s.steps),
+    };
     let stored = |e: &EntryProgram| {
         // Cloned lists are short; steps are not.
         let stages = e.stages.iter().map(stage).collect();
@@ -129,7 +135,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Entr
     let (mut steps, mut slots) = (MOST_STEPS, MOST_SLOTS);
     let mut stage = |s: StoredStage| {
         let steps = unfold(s.steps, &mut steps, &mut slots).map_err(D::Error::custom)?;
-        Ok(StageProgram { arena_bytes: s.arena_bytes, steps })
+        Ok(StageProgram { arena_bytes: s.arena_bytes, shared_bytes: s.shared_bytes, steps })
     };
     let mut entry = |e: StoredEntry<'_>| {
         let stages = e.stages.into_iter().map(&mut stage).collect::<Result<_, D::Error>>()?;

@@ -99,6 +99,14 @@ pub(super) fn pending(buf: BufId, offset: u64) -> Loc {
     Loc { base: Base::Slot(PENDING | buf.0), offset }
 }
 
+/// The buffer of a location that is not placed yet.
+pub(super) fn pending_buffer(loc: &Loc) -> usize {
+    match loc.base {
+        Base::Slot(b) => (b & !PENDING) as usize,
+        Base::Frame => 0,
+    }
+}
+
 /// Visits every location of an instruction.
 pub(super) fn locs(kind: &mut InstrKind) -> Vec<&mut Loc> {
     match kind {
@@ -110,8 +118,9 @@ pub(super) fn locs(kind: &mut InstrKind) -> Vec<&mut Loc> {
     }
 }
 
-/// Places the frame buffers used by `instrs` and resolves every pending location. Returns the frame size.
-pub(super) fn place(buffers: &[Buffer], instrs: &mut [InstrKind]) -> u64 {
+/// Places the frame buffers used by `instrs`, those that are `shared` behind the others, and resolves every pending location. Returns
+/// the frame size and how much of it is shared.
+pub(super) fn place(buffers: &[Buffer], shared: &[bool], instrs: &mut [InstrKind]) -> (u64, u64) {
     let mut live: Vec<Option<(usize, usize)>> = vec![None; buffers.len()];
     for (at, kind) in instrs.iter_mut().enumerate() {
         for loc in locs(kind) {
@@ -135,17 +144,23 @@ pub(super) fn place(buffers: &[Buffer], instrs: &mut [InstrKind]) -> u64 {
             }
         }
     }
-    let framed: Vec<usize> =
-        (0..buffers.len()).filter(|&b| buffers[b].place == Place::Frame && live[b].is_some()).collect();
-    let intervals: Vec<Interval> = framed
-        .iter()
-        .filter_map(|&b| live[b].map(|(first, last)| Interval { bytes: buffers[b].bytes, first, last }))
-        .collect();
-    let (offsets, total) = plan(&intervals);
     let mut offset_of = vec![0; buffers.len()];
-    for (&b, &o) in framed.iter().zip(&offsets) {
-        offset_of[b] = o;
-    }
+    let mut place = |wanted: bool, from: u64| {
+        let framed: Vec<usize> = (0..buffers.len())
+            .filter(|&b| buffers[b].place == Place::Frame && live[b].is_some() && shared[b] == wanted)
+            .collect();
+        let intervals: Vec<Interval> = framed
+            .iter()
+            .filter_map(|&b| live[b].map(|(first, last)| Interval { bytes: buffers[b].bytes, first, last }))
+            .collect();
+        let (offsets, total) = plan(&intervals);
+        for (&b, &o) in framed.iter().zip(&offsets) {
+            offset_of[b] = from + o;
+        }
+        total
+    };
+    let private = place(false, 0);
+    let common = place(true, private);
     for kind in instrs.iter_mut() {
         for loc in locs(kind) {
             if let Base::Slot(b) = loc.base {
@@ -157,7 +172,7 @@ pub(super) fn place(buffers: &[Buffer], instrs: &mut [InstrKind]) -> u64 {
             }
         }
     }
-    total
+    (private + common, common)
 }
 
 #[cfg(test)]

@@ -8,12 +8,12 @@ use super::buffers::{self, BufId, Buffer, Place};
 use super::clips::FuncClips;
 use super::express::{Dim, Map};
 use super::kernel_build::{Built, KernelBuilder, KernelTable};
-use super::materialise;
+use super::{materialise, once};
 use pcc_ir::ops::{Literal, Op};
 use pcc_ir::program::{
     ConstantData, FuncProgram, Instr, InstrKind, Launch, Loc, Note, PackedMatrix, Storage,
 };
-use pcc_ir::{DType, Diagnostic, Extent, Func, Inst, InstId, Mesh, Type, ValueId};
+use pcc_ir::{AxisRef, DType, Diagnostic, Extent, Func, Inst, InstId, Mesh, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// A strided view of a buffer, in elements.
@@ -59,6 +59,9 @@ pub(super) struct FuncLowering<'a> {
     notes: Vec<Note>,
     constants: Vec<ConstantData>,
     in_place: Vec<(u32, u32)>,
+    team: &'a [AxisRef],
+    /// Results that a team can share.
+    shareable: &'a HashSet<usize>,
 }
 
 /// Lowers `func`. `in_place` lists `(argument, result)` pairs that every call binds to one buffer, `storages` has the form of each
@@ -68,6 +71,7 @@ pub(super) fn lower_func(
     func: &Func,
     mesh: &Mesh,
     (clips, in_place, storages): (&FuncClips, &[(usize, usize)], &[Storage]),
+    (team, shareable): (&[AxisRef], &HashSet<usize>),
     kernels: &mut KernelTable,
 ) -> Result<(FuncProgram, Vec<ConstantData>), Diagnostic> {
     let packed: HashMap<ValueId, PackedMatrix> = func
@@ -93,6 +97,8 @@ pub(super) fn lower_func(
         notes: Vec::new(),
         constants: Vec::new(),
         in_place: in_place.iter().map(|&(a, r)| (a as u32, r as u32)).collect(),
+        team,
+        shareable,
     };
     l.bind_slots();
     for (at, inst) in func.insts.iter().enumerate() {
@@ -387,7 +393,15 @@ impl FuncLowering<'_> {
 
     fn finish(mut self) -> (FuncProgram, Vec<ConstantData>) {
         let (mut kinds, notes): (Vec<_>, Vec<_>) = std::mem::take(&mut self.instrs).into_iter().unzip();
-        let frame_bytes = buffers::place(&self.buffers, &mut kinds);
+        let in_place: Vec<_> = self.in_place.iter().map(|&(a, r)| (a as usize, r as usize)).collect();
+        let known = ((self.func, &in_place[..]), (self.team, self.shareable));
+        let sharing = once::decide(known.0, known.1, &self.buffers, &kinds, self.kernels);
+        let (frame_bytes, shared_bytes) = buffers::place(&self.buffers, &sharing.buffers, &mut kinds);
+        let of_slot = |(b, &shared): (&Buffer, &bool)| match b.place {
+            Place::Slot(s) if shared => Some(s),
+            _ => None,
+        };
+        let shared = self.buffers.iter().zip(&sharing.buffers).filter_map(of_slot).collect();
         let types = self.func.results.iter().map(|&v| self.func.ty(v));
         let others = types.chain(self.constants.iter().map(|c| &c.ty)).map(|t| t.bytes() as u64);
         let slot_bytes = self.func.args.iter().map(|&v| self.arg_bytes(v)).chain(others).collect();
@@ -399,7 +413,14 @@ impl FuncLowering<'_> {
             results: self.func.results.len() as u32,
             in_place: self.in_place.iter().map(|&(a, r)| (a, args + r)).collect(),
             frame_bytes,
-            instrs: kinds.into_iter().zip(notes).map(|(kind, note)| Instr { kind, note }).collect(),
+            shared_bytes,
+            shared,
+            instrs: kinds
+                .into_iter()
+                .zip(notes)
+                .zip(sharing.once)
+                .map(|((kind, note), once)| Instr { kind, note, once })
+                .collect(),
             notes: self.notes,
         };
         (program, self.constants)

@@ -17,6 +17,7 @@ mod func;
 mod gemm;
 mod kernel_build;
 mod materialise;
+mod once;
 mod parts;
 mod stages;
 mod storage;
@@ -34,7 +35,7 @@ use pcc_ir::program::{
     Program, Step, Target, Task, VERSION, WeightsRef,
 };
 use pcc_ir::repeat::{Chain, Numbering};
-use pcc_ir::{DType, Diagnostic, Entry, Func, FuncId, Mesh, Module, Op, Sharding, Type, ValueId};
+use pcc_ir::{AxisRef, DType, Diagnostic, Entry, Func, FuncId, Mesh, Module, Op, Sharding, Type, ValueId};
 use stages::{EntryLowering, Lowered};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -80,7 +81,8 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
     // Only models of a known task promise that positions a run does not have are never seen.
     let masked = matches!(input.info.task, Task::CausalLm | Task::Encoder);
     let clips = Clips::of(input.sharded, local, &input.batch, masked, &pairs);
-    let lowered = lower_functions(local, (&clips, &pairs, &storages), &mut kernels, &mut constants)?;
+    let team = once::team(&local.mesh);
+    let lowered = lower_functions(local, (&clips, &pairs, &storages), &team, &mut kernels, &mut constants)?;
     let chains = chains(local)?;
     let cut = stage_cut(input, &storages, &lowered, &chains)?;
     let entries = local
@@ -118,6 +120,7 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
         params: params.collect::<Result<_, Diagnostic>>()?,
         states: states.collect::<Result<_, Diagnostic>>()?,
         constants,
+        team,
         entries,
         funcs: lowered.programs,
         target: Target::default(),
@@ -197,6 +200,7 @@ fn callees(func: &Func) -> Result<Vec<FuncId>, Diagnostic> {
 fn lower_functions(
     local: &Module,
     (clips, pairs, storages): (&Clips, &InPlace, &Storages),
+    team: &[AxisRef],
     kernels: &mut KernelTable,
     constants: &mut Vec<ConstantData>,
 ) -> Result<Lowered, Diagnostic> {
@@ -206,6 +210,8 @@ fn lower_functions(
         constants: Vec::new(),
         copies: HashMap::new(),
     };
+    let shareable = once::results(local, pairs, team);
+    let nothing = HashSet::new();
     for entry in &local.entries {
         let main = &local.funcs[entry.func];
         for id in callees(main)? {
@@ -213,8 +219,9 @@ fn lower_functions(
                 continue;
             }
             let func = &local.funcs[id];
+            let shareable = shareable.get(&id).unwrap_or(&nothing);
             let known = (&clips.func(id), &pairs[&id][..], &storages.args(id, func)[..]);
-            let (program, consts) = func::lower_func(func, &local.mesh, known, kernels)?;
+            let (program, consts) = func::lower_func(func, &local.mesh, known, (team, shareable), kernels)?;
             out.index.insert(id, out.programs.len() as u32);
             out.programs.push(program);
             out.constants.push(consts.into_iter().map(|c| intern_constant(constants, c)).collect());
@@ -243,7 +250,8 @@ fn add_copy(out: &mut Lowered, ty: &Type, mesh: &Mesh, kernels: &mut KernelTable
     let mut f = Func::new("copy");
     let v = f.arg(ty.clone(), "x");
     f.results.push(v);
-    let (program, _) = func::lower_func(&f, mesh, (&FuncClips::default(), &[], &[]), kernels)?;
+    let (program, _) =
+        func::lower_func(&f, mesh, (&FuncClips::default(), &[], &[]), (&[], &HashSet::new()), kernels)?;
     out.copies.insert(bytes, out.programs.len() as u32);
     out.programs.push(program);
     out.constants.push(Vec::new());

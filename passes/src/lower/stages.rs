@@ -6,7 +6,7 @@ use super::buffers::{Interval, align, plan};
 use pcc_ir::program::{EntryProgram, FuncProgram, IoSpec, Slot, StageProgram, Step};
 use pcc_ir::repeat::{Bound, Chain};
 use pcc_ir::{Diagnostic, Func, FuncId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// What the stages of all entries need to know of the functions.
@@ -44,6 +44,8 @@ struct Values {
     /// The slot it lives in on its maker's stage; without one, it lives in the arenas of the stages that have it.
     home: Vec<Option<Slot>>,
     bytes: Vec<u64>,
+    /// Whether a team shares it on its maker's stage.
+    shared: Vec<bool>,
     /// Stage of each call.
     stage_of: Vec<u32>,
 }
@@ -94,6 +96,7 @@ impl EntryLowering<'_> {
             home[r.value as usize].get_or_insert(Slot::Output(output));
         }
         let mut maker = vec![NONE; chain.origins.len()];
+        let mut shared = vec![false; chain.origins.len()];
         let mut stage_of = vec![0; chain.calls.len()];
         for (stage, range) in self.cut.iter().enumerate() {
             stage_of.get_mut(range.clone()).into_iter().flatten().for_each(|s| *s = stage as u32);
@@ -101,8 +104,9 @@ impl EntryLowering<'_> {
         for (call, c) in chain.calls.iter().zip(0..) {
             let (args, results) = (chain.args_of(call), chain.results_of(call));
             let (_, program) = self.program(call.func)?;
-            for &v in results {
+            for (&v, slot) in results.iter().zip(program.args..) {
                 maker[v as usize] = c;
+                shared[v as usize] = program.shared.contains(&slot);
             }
             for &(a, r) in &program.in_place {
                 let pair = (args.get(a as usize), results.get((r as usize).wrapping_sub(args.len())));
@@ -111,7 +115,7 @@ impl EntryLowering<'_> {
                 }
             }
         }
-        Ok(Values { maker, home, bytes, stage_of })
+        Ok(Values { maker, home, bytes, shared, stage_of })
     }
 
     /// Values that a stage needs of another, in the order they are made, each once.
@@ -204,9 +208,18 @@ impl EntryLowering<'_> {
         }
         let mut live: Vec<(u32, Interval)> = live.into_iter().collect();
         live.sort_unstable_by_key(|l| l.0);
-        let intervals: Vec<Interval> = live.iter().map(|l| l.1.clone()).collect();
-        let (offsets, arena) = plan(&intervals);
-        let offset: HashMap<u32, u64> = live.iter().map(|l| l.0).zip(offsets).collect();
+        // What a team shares lies behind the rest. A value that comes as a message is each device's own.
+        let received: HashSet<u32> = drafts.iter().filter_map(received).collect();
+        let is_shared = |v: u32| values.shared[v as usize] && !received.contains(&v);
+        let mut offset: HashMap<u32, u64> = HashMap::new();
+        let mut place = |wanted: bool, from: u64| {
+            let of: Vec<&(u32, Interval)> = live.iter().filter(|l| is_shared(l.0) == wanted).collect();
+            let (offsets, total) = plan(&of.iter().map(|l| l.1.clone()).collect::<Vec<_>>());
+            offset.extend(of.iter().map(|l| l.0).zip(offsets.into_iter().map(|o| from + o)));
+            align(total)
+        };
+        let private = place(false, 0);
+        let common = place(true, private);
         let slot = |v: u32| match values.home[v as usize] {
             Some(slot) if at_home[v as usize] => slot,
             _ => Slot::Value(offset.get(&v).copied().unwrap_or(0)),
@@ -236,7 +249,7 @@ impl EntryLowering<'_> {
                 }
             });
         }
-        Ok(StageProgram { arena_bytes: align(arena), steps })
+        Ok(StageProgram { arena_bytes: private + common, shared_bytes: common, steps })
     }
 }
 

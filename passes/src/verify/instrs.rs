@@ -7,6 +7,7 @@
 mod attention;
 mod exchange;
 mod kernel;
+mod once;
 mod panels;
 
 pub(super) use panels::reads;
@@ -83,6 +84,7 @@ fn check_slots(
             return Err(v.map_or_else(|| wrong(&what), |&v| fault::of_value(func, v, &what)));
         }
     }
+    check_shared(func, code)?;
     for &(a, r) in &code.in_place {
         let pair = func
             .args
@@ -91,6 +93,27 @@ fn check_slots(
         match pair {
             Some((&a, &r)) if func.ty(a) == func.ty(r) => {}
             _ => return Err(wrong("updates something in place that is no argument and result of one type")),
+        }
+    }
+    Ok(())
+}
+
+/// A team shares some of the frame, and results that each call makes anew.
+fn check_shared(func: &Func, code: &FuncProgram) -> Result<(), Diagnostic> {
+    if code.shared_bytes > code.frame_bytes {
+        let what =
+            format!("has a frame of {} bytes, of which {} are shared", code.frame_bytes, code.shared_bytes);
+        return Err(of_instr(func, code, 0, what));
+    }
+    for &slot in &code.shared {
+        let result = (slot as usize).checked_sub(func.args.len()).and_then(|r| func.results.get(r));
+        let updated = code.in_place.iter().any(|p| p.1 == slot);
+        match result {
+            Some(_) if !updated => {}
+            Some(&v) => {
+                return Err(fault::of_value(func, v, "is updated in place, which a team cannot share"));
+            }
+            None => return Err(of_instr(func, code, 0, format!("shares slot {slot}, which is no result"))),
         }
     }
     Ok(())
@@ -218,6 +241,12 @@ impl<'a> Run<'a> {
                 format!("touches bytes {}..{} of {name}, which has {}", f.start, f.end, b.bytes()),
             ));
         }
+        let private = self.code.frame_bytes.saturating_sub(self.code.shared_bytes);
+        if buffer == 0 && footprint.start < private && private < footprint.end {
+            return Err(
+                self.wrong(at, "runs over the border between what a device has and what its team shares")
+            );
+        }
         let path = Path::new(loc.offset, size as u64, steps, all);
         Ok(Reach { buffer, at: footprint, path })
     }
@@ -267,6 +296,7 @@ impl<'a> Run<'a> {
     fn instr(&mut self, at: usize) -> Result<(), Diagnostic> {
         let code: &'a FuncProgram = self.code;
         let Instr { kind, .. } = &code.instrs[at];
+        self.team(at, &code.instrs[at])?;
         match kind {
             InstrKind::Kernel(launch) => self.kernel(at, launch),
             InstrKind::Gemm(gemm) => self.gemm(at, gemm),

@@ -78,7 +78,10 @@ mod tests {
     }
 
     fn run(stages: Vec<Vec<Step>>) -> Result<(), Diagnostic> {
-        let stages = stages.into_iter().map(|steps| StageProgram { arena_bytes: 64, steps }).collect();
+        let stages = stages
+            .into_iter()
+            .map(|steps| StageProgram { arena_bytes: 64, shared_bytes: 0, steps })
+            .collect();
         let entry = EntryProgram { name: "forward".into(), inputs: vec![], outputs: vec![], stages };
         check(&entry, |tag| format!("value v{tag}"))
     }

@@ -176,7 +176,15 @@ impl<'a> Walk<'a> {
     ) -> Result<(), Diagnostic> {
         let mut held = Held::default();
         for (at, step) in steps.steps.iter().enumerate() {
-            let place = Place { stage, step: at, arena: steps.arena_bytes, entry: &self.entry.name };
+            let (arena, shared) = (steps.arena_bytes, steps.shared_bytes);
+            let private = arena.saturating_sub(shared);
+            let place = Place { stage, step: at, arena, private, entry: &self.entry.name };
+            if shared > arena {
+                let made = self.next_made();
+                return Err(
+                    place.wrong(format!("has {arena} bytes of values, of which {shared} are shared; {made}"))
+                );
+            }
             match step {
                 Step::Call { func, slots, layer } => {
                     self.call(&place, &mut held, proofs, (*func, slots, *layer))?;
@@ -291,7 +299,13 @@ impl<'a> Walk<'a> {
             return Err(place.wrong(format!("receives {name} where it expects another message")).why(why));
         }
         match slot {
-            Slot::Value(offset) => self.put(place, held, offset, message.value),
+            Slot::Value(offset) if place.is_among(offset, bytes, false) => {
+                self.put(place, held, offset, message.value)
+            }
+            Slot::Value(_) => {
+                let name = self.name(message.value);
+                Err(place.wrong(format!("receives {name}, which each device does, into what a team shares")))
+            }
             _ => Err(place.wrong(format!("receives {} into no value slot", self.name(message.value)))),
         }
     }
@@ -418,10 +432,20 @@ struct Place<'a> {
     stage: usize,
     step: usize,
     arena: u64,
+    /// Where in the arena what a team shares begins.
+    private: u64,
     entry: &'a str,
 }
 
 impl Place<'_> {
+    /// Whether a value lies among those that a team shares, or else among those that each device has.
+    fn is_among(&self, offset: u64, bytes: u64, shared: bool) -> bool {
+        match shared {
+            true => offset >= self.private,
+            false => offset.checked_add(bytes).is_some_and(|end| end <= self.private),
+        }
+    }
+
     fn wrong(&self, what: String) -> Diagnostic {
         let Place { stage, step, entry, .. } = self;
         Diagnostic::check(format!("step {step} of stage {stage} of entry `{entry}` {what}"))

@@ -60,9 +60,12 @@ pub const KINDS: &[Kind] = &[
     }),
     ("instruction after its result is read", |c| {
         each(c, |f, i| {
-            let instr = f.instrs.remove(i);
+            let mut instr = f.instrs.remove(i);
+            let made = addresses(&mut instr.kind, &c.program).into_iter().filter(|a| a.1).map(|a| *a.0);
+            let made: Vec<Loc> = made.collect();
+            let read = f.instrs[i..].iter().any(|later| later.kind.locs().iter().any(|l| made.contains(l)));
             f.instrs.push(instr);
-            i + 1 < f.instrs.len()
+            read
         })
     }),
     ("collective over other axes", |c| {
@@ -233,7 +236,7 @@ pub const KINDS: &[Kind] = &[
 ];
 
 /// Values and places in the model that a function's messages may name.
-fn func_names(c: &Compiled, func: usize) -> Vec<String> {
+pub fn func_names(c: &Compiled, func: usize) -> Vec<String> {
     let name = &c.program.funcs[func].name;
     let of = c.local.funcs.values().filter(|f| f.name == *name);
     let values = of.flat_map(|f| f.values.keys().map(|v| v.to_string()).collect::<Vec<_>>());
@@ -258,7 +261,7 @@ fn called(p: &Program) -> Vec<usize> {
     called
 }
 
-fn funcs(c: &Compiled, change: impl Fn(&mut FuncProgram) -> bool) -> Vec<Mutant> {
+pub fn funcs(c: &Compiled, change: impl Fn(&mut FuncProgram) -> bool) -> Vec<Mutant> {
     let mut mutants = vec![];
     for i in called(&c.program) {
         let mut compiled = c.clone();
@@ -281,7 +284,7 @@ fn params(c: &Compiled, change: impl Fn(&mut LocalParam)) -> Vec<Mutant> {
     (0..c.program.params.len()).filter_map(mutant).collect()
 }
 
-fn each(c: &Compiled, change: impl Fn(&mut FuncProgram, usize) -> bool) -> Vec<Mutant> {
+pub fn each(c: &Compiled, change: impl Fn(&mut FuncProgram, usize) -> bool) -> Vec<Mutant> {
     let most = c.program.funcs.iter().map(|f| f.instrs.len()).max().unwrap_or(0);
     (0..most).flat_map(|i| funcs(c, |f| i < f.instrs.len() && change(f, i))).collect()
 }
@@ -301,7 +304,7 @@ fn gemms(c: &Compiled, change: impl Fn(&mut Gemm) -> bool) -> Vec<Mutant> {
 }
 
 /// Every address of an instruction, and whether it is written.
-fn addresses<'a>(kind: &'a mut InstrKind, p: &Program) -> Vec<(&'a mut Loc, bool)> {
+pub fn addresses<'a>(kind: &'a mut InstrKind, p: &Program) -> Vec<(&'a mut Loc, bool)> {
     match kind {
         InstrKind::Kernel(l) => {
             let accesses = &p.kernels[l.kernel].accesses;

@@ -5,6 +5,7 @@ mod hostile;
 mod instrs;
 mod local;
 mod models;
+mod once;
 mod repeats;
 mod sharded;
 mod steps;
@@ -44,11 +45,12 @@ fn check(c: &Compiled) -> Result<verify::Summary, pcc_ir::Diagnostic> {
 
 #[test]
 fn every_mutation_is_caught_and_named() {
-    let kinds: Vec<Kind> = [local::KINDS, sharded::KINDS, steps::KINDS, instrs::KINDS, repeats::KINDS]
-        .into_iter()
-        .flatten()
-        .copied()
-        .collect();
+    let kinds: Vec<Kind> =
+        [local::KINDS, sharded::KINDS, steps::KINDS, instrs::KINDS, once::KINDS, repeats::KINDS]
+            .into_iter()
+            .flatten()
+            .copied()
+            .collect();
     assert!(kinds.len() >= 25, "only {} kinds", kinds.len());
     let mut caught: BTreeMap<&str, usize> = BTreeMap::new();
     let mut failures = Vec::new();

@@ -48,6 +48,11 @@ pub(super) fn there(call: &CollectiveCall, extent: impl FnMut(&Extent) -> u64) -
 }
 
 impl<'a> Exchange<'a> {
+    /// Whether the result is kept once for all members.
+    fn kept_once(&self) -> bool {
+        self.binding.func.is_shared(&self.call.dst)
+    }
+
     /// Number of parts.
     pub(super) fn parts(&self) -> usize {
         match self.call.kind {
@@ -98,18 +103,20 @@ impl<'a> Exchange<'a> {
             let (from, to) = (first.max(before), last.min(before + count));
             if from < to {
                 let skip = at + from - before;
-                let (src, dst) = (self.regions(&c.src, skip), self.regions(&c.dst, skip));
+                let (src, mut dst) = (self.regions(&c.src, skip), self.regions(&c.dst, skip));
+                dst.truncate(if self.kept_once() { 1 } else { dst.len() });
                 reduce_block(c.reduce, c.dtype, to - from, &src, &dst);
             }
             before += count;
         });
     }
 
-    /// Member `i` of the group receives everyone's piece.
+    /// Member `i` of the group receives everyone's piece; or, where the result is kept once, that receives piece `i`.
     fn all_gather(&self, i: usize) {
         let c = self.call;
         let (src, dst, dim) = (extents(&c.src_shape), extents(&c.dst_shape), c.concat_dim as usize);
-        for j in 0..self.members.len() {
+        let (pieces, i) = if self.kept_once() { (i..i + 1, 0) } else { (0..self.members.len(), i) };
+        for j in pieces {
             let (start, len) = held(dst[dim], &c.axes, j);
             let len = len.min(self.there[dim].saturating_sub(start));
             self.copy(j, i, (&src, dim, 0), (&dst, dim, start), &with(&self.there, dim, len));

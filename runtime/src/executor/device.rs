@@ -50,6 +50,8 @@ pub(super) enum Waits {
 pub(super) struct Device {
     pub(super) counter: Counter,
     pub(super) waits: Waits,
+    /// It was the last of its team to arrive, and runs ahead of the others, which wait.
+    pub(super) holds: bool,
 }
 
 impl Shared {
@@ -70,6 +72,7 @@ impl Shared {
                 return;
             };
             let Some(current) = steps.get(step) else {
+                self.let_go(number, &mut device);
                 device.counter = Counter { turn: turn + 1, ..Counter::default() };
                 continue;
             };
@@ -79,6 +82,7 @@ impl Shared {
                     self.call(run, binding, &mut device, worker)
                 }
                 Step::Send { .. } | Step::Recv { .. } => {
+                    self.let_go(number, &mut device);
                     let started = worker.clock.start();
                     let waits = self.pass_message(run, number, micro_batch, step, current);
                     worker.record(started, run, number, device.counter, NO_INSTR, false);
@@ -125,12 +129,22 @@ impl Shared {
     }
 
     /// Runs the rest of a call.
-    fn call(&self, run: &Run, binding: Binding<'_>, device: &mut Device, worker: &mut Worker) -> Waits {
-        let instrs = binding.func.instrs.as_slice();
+    fn call(&self, run: &Run, own: Binding<'_>, device: &mut Device, worker: &mut Worker) -> Waits {
+        let instrs = own.func.instrs.as_slice();
         while let Some(instr) = instrs.get(device.counter.instr) {
             if self.stopped() {
                 return Waits::RunOver;
             }
+            if !instr.once {
+                self.let_go(own.device, device);
+            } else if !device.holds {
+                if !self.arrive(device.counter.instr, &own) {
+                    device.counter.instr += 1;
+                    return Waits::Group;
+                }
+                device.holds = true;
+            }
+            let binding = if instr.once { own.on_leader() } else { own };
             let started = worker.clock.start();
             let counter = device.counter;
             let job =
@@ -162,7 +176,11 @@ impl Shared {
                     self.in_parts(parts > 1, worker.number, job(parts), run);
                     true
                 }
-                InstrKind::Collective(call) => self.meet(counter.instr, call, &binding, worker.number, job),
+                InstrKind::Collective(call) => {
+                    let last = self.meet(counter.instr, call, &binding, worker.number, job);
+                    device.holds = last && call.axes == self.machine.program.team;
+                    last
+                }
             };
             worker.record(started, run, binding.device, counter, counter.instr as u32, !released);
             // A device that waits for its group goes on behind the collective.
@@ -275,19 +293,42 @@ impl Shared {
         worker: usize,
         job: impl Fn(usize) -> Job,
     ) -> bool {
-        let exchange = self.exchange(instr, call, *binding);
-        let size = exchange.members.len();
-        let arrived = &self.arrivals[self.meeting(binding.index, instr, binding.device)].0;
-        if arrived.fetch_add(1, AcqRel) + 1 < size as u32 {
+        if !self.arrive(instr, binding) {
             return false;
         }
-        arrived.store(0, Relaxed);
+        let exchange = self.exchange(instr, call, *binding);
         let parts = exchange.parts();
         let worth = parts > 1 && exchange.traffic() > SHARED_BYTES;
         self.in_parts(worth, worker, job(parts), |part| exchange.run_part(part));
-        let members = exchange.members.iter().map(|&m| exchange.stage_start + m as usize);
-        self.scheduler.release(size - 1, members.filter(|&m| m != binding.device));
+        // A team stays until its last device has done what is to be done once behind the collective.
+        if call.axes != self.machine.program.team {
+            let members = exchange.members.iter().map(|&m| exchange.stage_start + m as usize);
+            self.scheduler.release(exchange.members.len() - 1, members.filter(|&m| m != binding.device));
+        }
         true
+    }
+
+    /// Counts a device in at a meeting of its group; says whether it is the last.
+    fn arrive(&self, instr: usize, binding: &Binding<'_>) -> bool {
+        let (_, members) = self.machine.groups.find(binding.index, instr, binding.position());
+        let arrived = &self.arrivals[self.meeting(binding.index, instr, binding.device)].0;
+        let last = arrived.fetch_add(1, AcqRel) + 1 == members.len() as u32;
+        if last {
+            arrived.store(0, Relaxed);
+        }
+        last
+    }
+
+    /// The others of the team go on where the device that held them is.
+    fn let_go(&self, number: usize, device: &mut Device) {
+        if !std::mem::take(&mut device.holds) {
+            return;
+        }
+        let position = number % self.machine.layout.stage_devices();
+        let team = self.machine.groups.team(position);
+        let others = || team.iter().map(|&m| number - position + m as usize).filter(|&m| m != number);
+        others().for_each(|m| lock(&self.devices[m]).counter = device.counter);
+        self.scheduler.release(team.len() - 1, others());
     }
 
     fn exchange<'a>(&'a self, instr: usize, call: &'a CollectiveCall, binding: Binding<'a>) -> Exchange<'a> {

@@ -37,7 +37,11 @@ impl Drop for Folder {
 
 /// `y = x + 1` on 2 devices, by a kernel `add_one`.
 fn add_one() -> Program {
-    let stage = StageProgram { arena_bytes: 0, steps: vec![call(0, &[Slot::Input(0), Slot::Output(0)])] };
+    let stage = StageProgram {
+        arena_bytes: 0,
+        shared_bytes: 0,
+        steps: vec![call(0, &[Slot::Input(0), Slot::Output(0)])],
+    };
     let spec = |name: &str| io(name, &[2, 3], Sharding::replicated(2));
     let mut p = program(mesh(1, 1, 2), vec![], vec![spec("x")], vec![spec("y")], vec![stage]);
     let kernel = map_kernel(&mut p, "add_one", 2, 3, [slot(0), slot(1)]);

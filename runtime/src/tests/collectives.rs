@@ -28,6 +28,7 @@ fn one(
         vec![io("y", &stacked(dst), sharding(dst))],
         vec![StageProgram {
             arena_bytes: 0,
+            shared_bytes: 0,
             steps: vec![super::fixture::call(0, &[Slot::Input(0), Slot::Output(0)])],
         }],
     )

@@ -8,7 +8,7 @@ use pcc_ir::program::*;
 /// Two stages on `tp` devices each; `first` and `second` are their steps. Function 0 copies 8 bytes.
 fn two_stages(tp: u32, first: Vec<Step>, second: Vec<Step>) -> Program {
     let spec = |name: &str| io(name, &[2], pcc_ir::Sharding::replicated(1));
-    let stage = |steps| StageProgram { arena_bytes: 128, steps };
+    let stage = |steps| StageProgram { arena_bytes: 128, shared_bytes: 0, steps };
     let mut p =
         program(mesh(2, 1, tp), vec![], vec![spec("x")], vec![spec("y")], vec![stage(first), stage(second)]);
     let copy = map_kernel(&mut p, "copy", 1, 2, [slot(0), slot(1)]);

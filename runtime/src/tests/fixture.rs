@@ -64,7 +64,9 @@ pub(crate) fn func(
         results: results.len() as u32,
         in_place: vec![],
         frame_bytes,
-        instrs: kinds.into_iter().map(|kind| Instr { kind, note: 0 }).collect(),
+        shared_bytes: 0,
+        shared: vec![],
+        instrs: kinds.into_iter().map(|kind| Instr { kind, note: 0, once: false }).collect(),
         notes: vec![Note { what: format!("the op of {name}"), why: String::new() }],
     }
 }
@@ -93,6 +95,7 @@ pub(crate) fn program(
         params: vec![],
         states: vec![],
         constants: vec![],
+        team: vec![],
         entries: vec![EntryProgram { name: "forward".into(), inputs, outputs, stages }],
         target: Target { name: "cpu".into(), ..Target::default() },
         weights: None,

@@ -37,6 +37,7 @@ fn model(dp: usize, micro_batches: usize, batch: usize, workers: usize) -> Sessi
         outputs: vec![spec("logits", DType::F32, &[VOCAB])],
         stages: vec![StageProgram {
             arena_bytes: 0,
+            shared_bytes: 0,
             steps: vec![call(
                 func,
                 &[Slot::Input(0), Slot::Input(1), Slot::State(0), Slot::State(0), Slot::Output(0)],

@@ -106,7 +106,7 @@ fn rich() -> Program {
         seq_dim: None,
     };
     let logits = IoSpec { sharding: Sharding::replicated(2), ..spec("y", Type::f32([rows as usize, 3])) };
-    let stage = |steps| StageProgram { arena_bytes: 64, steps };
+    let stage = |steps| StageProgram { arena_bytes: 64, shared_bytes: 0, steps };
     let value = Slot::Value(0);
     p.entries = vec![EntryProgram {
         name: "forward".into(),
@@ -176,8 +176,18 @@ fn attempt(program: Program, what: &str) -> bool {
         // The interpreter copies whole buffers.
         return true;
     }
-    let tokens = crate::HostTensor::i32([2], vec![1, 4]);
-    let inputs = [("tokens".to_owned(), tokens)].into_iter().collect();
+    let input = |spec: &IoSpec| match spec.ty.dtype {
+        DType::F32 => crate::HostTensor::f32(spec.ty.shape.clone(), numbers(spec.ty.elements(), 2)),
+        _ => crate::HostTensor::i32([2], vec![1, 4]),
+    };
+    let inputs = session
+        .program()
+        .entries
+        .iter()
+        .take(1)
+        .flat_map(|e| &e.inputs)
+        .map(|s| (s.name.clone(), input(s)))
+        .collect();
     if let Err(e) = session.run("forward", &inputs, 2) {
         assert!(!e.what.contains("panicked"), "{what}: {e}");
     }
@@ -231,6 +241,8 @@ fn edits(value: &Value) -> Vec<Value> {
 fn every_edit_is_refused_or_harmless() {
     assert!(edit_everything(rich()) > 2000);
     assert!(edit_everything(tied(mesh(1, 1, 2), 5, 4, 2)) > 500);
+    let batch = BatchPlan { batch: 2, replicas: 1, micro_batches: 1 };
+    assert!(edit_everything(super::teams::model(mesh(2, 1, 2), batch, true)) > 500);
 }
 
 /// How many edits were refused.

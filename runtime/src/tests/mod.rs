@@ -10,3 +10,4 @@ mod hostile;
 mod panels;
 mod pipelines;
 mod quantised;
+mod teams;

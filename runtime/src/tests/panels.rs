@@ -40,7 +40,7 @@ pub(super) fn tied(mesh: Mesh, vocab: usize, width: usize, tokens: usize) -> Pro
         vec![func("tied", &args, &[m * n * 4], 2 * rows, code)],
         inputs,
         vec![io("y", &[tokens, vocab], split(2, 1, &axes))],
-        vec![StageProgram { arena_bytes: 0, steps }],
+        vec![StageProgram { arena_bytes: 0, shared_bytes: 0, steps }],
     );
     p.params = vec![param("table", &[vocab, width], split(2, 0, &axes))];
     p.params[0].storage = Storage::Panels { k: vec![1], n: vec![0] };
@@ -109,7 +109,7 @@ fn a_weight_is_the_same_in_either_form() {
                 )],
                 vec![io("x", &[m, k], split(2, 0, &[]))],
                 vec![io("y", &[m, n], split(2, 0, &[]))],
-                vec![StageProgram { arena_bytes: 0, steps }],
+                vec![StageProgram { arena_bytes: 0, shared_bytes: 0, steps }],
             );
             p.params = vec![param("w", &[k, n], split(2, 0, &[]))];
             if packed.is_some() {

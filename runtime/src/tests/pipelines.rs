@@ -34,7 +34,7 @@ fn chain(mesh: Mesh, batch: BatchPlan) -> Program {
         if s + 1 < mesh.pp {
             steps.push(Step::Send { to: s + 1, tag: 7, slot: output, bytes });
         }
-        StageProgram { arena_bytes: 2 * bytes.next_multiple_of(64), steps }
+        StageProgram { arena_bytes: 2 * bytes.next_multiple_of(64), shared_bytes: 0, steps }
     });
     let rows_split = split(2, 0, &[mesh.whole(Axis::Dp)]);
     let spec = |name: &str| IoSpec {
@@ -115,6 +115,7 @@ fn large_products_and_kernels_are_shared_without_changing_bits() {
         vec![io("y", &[m, n], pcc_ir::Sharding::replicated(2))],
         vec![StageProgram {
             arena_bytes: 0,
+            shared_bytes: 0,
             steps: vec![call(0, &[Slot::Input(0), Slot::Param(0), Slot::Output(0)])],
         }],
     );
@@ -163,7 +164,7 @@ fn counter(micro_batches: usize) -> Program {
         vec![],
         vec![spec("x")],
         vec![spec("y")],
-        vec![StageProgram { arena_bytes: 0, steps: vec![step] }],
+        vec![StageProgram { arena_bytes: 0, shared_bytes: 0, steps: vec![step] }],
     );
     p.batch = batch;
     p.states = vec![LocalState {

@@ -39,6 +39,9 @@ fn check(program: &Program, packed: &Packed, entry: &EntryProgram, place: &str) 
     for (number, stage) in entry.stages.iter().enumerate() {
         let place = format!("{place}, stage {number}");
         require(stage.arena_bytes < LARGEST, &place, || "its arena is too large".to_owned())?;
+        require(super::team::private(stage).is_some(), &place, || {
+            format!("of {} bytes of its arena a team shares {}", stage.arena_bytes, stage.shared_bytes)
+        })?;
         for (i, step) in stage.steps.iter().enumerate() {
             let slots = Slots { program, packed, entry, stage };
             check_step(&slots, number, step, &mut made)
@@ -87,7 +90,10 @@ impl Slots<'_> {
             Slot::Output(i) => io(&self.entry.outputs, i),
             Slot::Const(i) => self.program.constants.get(i as usize).map(|c| c.ty.bytes() as u64),
             Slot::Value(offset) if offset % ALIGN != 0 => return Err(format!("{slot:?} is not aligned")),
-            Slot::Value(offset) => self.stage.arena_bytes.checked_sub(offset),
+            Slot::Value(offset) => match super::team::private(self.stage) {
+                Some(private) if offset < private => Some(private - offset),
+                _ => self.stage.arena_bytes.checked_sub(offset),
+            },
         };
         match held {
             None => Err(format!("{slot:?} is not there")),
@@ -149,6 +155,7 @@ fn check_step(slots: &Slots<'_>, stage: usize, step: &Step, made: &mut HashSet<u
             slots.check_forms(*index as usize, bound)?;
             let first = func.args as usize;
             bound[first..first + func.results as usize].iter().try_for_each(|&slot| writes(slot))?;
+            super::team::check_call(slots.stage, func, bound)?;
             for &(arg, result) in &func.in_place {
                 if bound[arg as usize] != bound[result as usize] {
                     return Err(format!("slots {arg} and {result} of {} are one buffer", func.name));
@@ -162,6 +169,7 @@ fn check_step(slots: &Slots<'_>, stage: usize, step: &Step, made: &mut HashSet<u
             }
             if matches!(step, Step::Recv { .. }) {
                 writes(*slot)?;
+                super::team::check_received(slots.stage, *slot)?;
             }
             slots.check(*slot, *bytes)
         }

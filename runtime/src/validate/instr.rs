@@ -27,7 +27,11 @@ pub(super) fn check(program: &Program, func: &FuncProgram, kind: &InstrKind) -> 
 
 /// Bytes of the buffer that a location starts in; refuses to write arguments and constants.
 pub(super) fn buffer(func: &FuncProgram, loc: &Loc, write: bool) -> Result<u64, String> {
-    let Base::Slot(slot) = loc.base else { return Ok(func.frame_bytes) };
+    let Base::Slot(slot) = loc.base else {
+        // Up to where what the team shares begins, or from there on.
+        let private = func.frame_bytes.saturating_sub(func.shared_bytes);
+        return Ok(if loc.offset < private { private } else { func.frame_bytes });
+    };
     let Some(&bytes) = func.slot_bytes.get(slot as usize) else {
         return Err(format!("there is no slot {slot}"));
     };
@@ -46,7 +50,9 @@ pub(super) fn span(
     reach: Reach,
 ) -> Result<Range<u64>, String> {
     let bytes = buffer(func, loc, write)?;
-    reach.bytes_in(loc.offset, dtype.bytes(), bytes).ok_or_else(|| {
+    let private = func.frame_bytes.saturating_sub(func.shared_bytes);
+    let border = |r: &Range<u64>| loc.base == Base::Frame && r.start < private && loc.offset >= private;
+    reach.bytes_in(loc.offset, dtype.bytes(), bytes).filter(|r| !border(r)).ok_or_else(|| {
         format!("elements {} to {} from byte {} leave a buffer of {bytes}", reach.low, reach.high, loc.offset)
     })
 }

@@ -8,6 +8,7 @@ mod entry;
 mod instr;
 mod kernel;
 mod reach;
+mod team;
 
 use pcc_ir::program::{FuncProgram, Program, VERSION};
 use pcc_ir::{Axis, AxisRef, Diagnostic, Mesh, Sharding, Type};
@@ -38,6 +39,7 @@ pub(crate) fn check(program: &Program) -> Result<(), Diagnostic> {
             batch.batch, batch.replicas, batch.micro_batches
         )
     })?;
+    team::check_program(program)?;
     for (id, kernel) in program.kernels.iter() {
         kernel::check(kernel).map_err(|why| damaged(&format!("kernels[{}]", index(id)), why))?;
     }
@@ -140,5 +142,5 @@ fn check_func(program: &Program, func: &FuncProgram, place: &str) -> Result<(), 
         })?;
         instr::check(program, func, &instr.kind).map_err(|why| damaged(&place, why))?;
     }
-    Ok(())
+    team::check_func(program, func, place)
 }

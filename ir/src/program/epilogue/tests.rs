@@ -63,13 +63,17 @@ fn fits(change: impl FnOnce(&mut Gemm, &mut Launch, &mut Kernel, &mut FuncProgra
     let mut func = FuncProgram { args: 2, results: 1, ..FuncProgram::default() };
     change(&mut gemm, &mut launch, &mut kernel, &mut func);
     func.instrs = vec![
-        Instr { kind: InstrKind::Gemm(gemm), note: 0 },
-        Instr { kind: InstrKind::Kernel(launch), note: 0 },
+        Instr { kind: InstrKind::Gemm(gemm), note: 0, once: false },
+        Instr { kind: InstrKind::Kernel(launch), note: 0, once: false },
     ];
     let mut kernels = PrimaryMap::new();
     kernels.push(kernel);
     assert!(!func.has_epilogue(1, &kernels) && !func.has_epilogue(9, &kernels));
-    func.has_epilogue(0, &kernels)
+    let fits = func.has_epilogue(0, &kernels);
+    // What one device runs for its team and what each runs are apart.
+    func.instrs[1].once = true;
+    assert!(!func.has_epilogue(0, &kernels));
+    fits
 }
 
 #[test]

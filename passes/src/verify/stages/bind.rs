@@ -191,6 +191,16 @@ impl<'a> Walk<'a> {
                 let what = if i < args { "an argument" } else { "another result" };
                 return Err(place.wrong(format!("puts {} over {what} of the same call", name())));
             }
+            let shared = code.shared.contains(&((args + r) as u32));
+            let among = match slot {
+                Slot::Value(offset) => place.is_among(offset, bytes, shared),
+                _ => !shared,
+            };
+            if !among {
+                let (name, to) = (name(), self.describe(slot));
+                let what = if shared { "made once for all devices of a team" } else { "made by each device" };
+                return Err(place.wrong(format!("puts {name}, which is {what}, into {to}")));
+            }
             match slot {
                 Slot::Value(offset) => self.put(place, held, offset, v)?,
                 Slot::Output(_) | Slot::State(_) => {
@@ -244,6 +254,9 @@ impl<'a> Walk<'a> {
             }
             let next = self.next_made();
             return Err(place.wrong(format!("calls `{}` on {name}, which is no copy; {next}", code.name)));
+        }
+        if !code.shared.is_empty() {
+            return Err(place.wrong(format!("copies {name} once for all devices of a team, not on each")));
         }
         if self.room(to) != Some(ty.bytes() as u64) || from == to {
             return Err(place.wrong(format!("copies {name} into {}", self.describe(to))));
