@@ -53,29 +53,14 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Diagnostic> {
     write_aside(path, |aside| std::fs::write(aside, bytes))
 }
 
-/// The text of a regular file: opening a pipe that no one writes to would wait for ever, and some devices never end.
-fn read_regular(path: &Path) -> io::Result<String> {
-    if std::fs::metadata(path)?.is_file() {
-        return std::fs::read_to_string(path);
-    }
-    Err(io::Error::other("it is not a regular file"))
-}
-
 /// The report of an artifact.
 ///
 /// # Errors
 /// There is no artifact, or its report is damaged.
 pub fn read_report(artifact: &Path) -> Result<Report, Diagnostic> {
-    let path = artifact.join("report.json");
-    let text = read_regular(&path).map_err(|e| {
-        Diagnostic::input("this is no artifact, or it is damaged")
-            .at(path.display().to_string())
-            .why(e.to_string())
-            .help("give the NAME.pcc folder that `pcc compile` wrote")
-    })?;
-    serde_json::from_str(&text).map_err(|e| {
+    serde_json::from_value(pcc_runtime::Artifact::report(artifact)?).map_err(|e| {
         Diagnostic::input("the artifact's report is damaged")
-            .at(path.display().to_string())
+            .at(artifact.join("report.json").display().to_string())
             .why(e.to_string())
             .help("compile the model again")
     })

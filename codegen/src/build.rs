@@ -81,7 +81,7 @@ fn distinct<'a>(
                         .at(kernel.name.clone())
                         .why(why)
                 })?;
-                let symbol = format!("pcc_{}", &key[..24]);
+                let symbol = kernel.symbol();
                 units.push(Unit { kernel, info, key: key.clone(), symbol });
                 by_key.insert(key, units.len() - 1);
                 units.len() - 1

@@ -13,6 +13,7 @@ use crate::ops::{BinaryKind, CompareKind, UnaryKind};
 use crate::types::{DType, ReduceKind};
 use cranelift_entity::entity_impl;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 entity!(/** A kernel of a program. */ KernelId, "k");
 
@@ -115,6 +116,19 @@ pub struct Kernel {
     pub scalars: u32,
     pub nodes: Vec<Node>,
     pub stores: Vec<Store>,
+}
+
+impl Kernel {
+    /// The symbol of the kernel's code: `pcc_` and the first 24 digits of a SHA-256 of all but its name. So a name says what its code
+    /// does, and a name on another kernel is found.
+    pub fn symbol(&self) -> String {
+        let nameless = Kernel { name: String::new(), ..self.clone() };
+        // invariant: numbers, lists and unit variants always have a JSON form.
+        let json = serde_json::to_vec(&nameless).expect("a kernel can be written");
+        let digest = Sha256::new_with_prefix(b"pcc kernel 1\0").chain_update(json).finalize();
+        let hex: String = digest[..12].iter().map(|b| format!("{b:02x}")).collect();
+        format!("pcc_{hex}")
+    }
 }
 
 /// What generated code receives. Pointers may alias only where a store's access has the same base and strides as a load's

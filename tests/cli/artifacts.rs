@@ -35,8 +35,8 @@ fn edited_without_a_new_checksum() {
         },
         edited,
     );
-    refused(|copy| std::fs::write(copy.join("program.sha256"), "0").unwrap(), edited);
-    refused(|copy| std::fs::remove_file(copy.join("program.sha256")).unwrap(), &["program.sha256"]);
+    refused(|copy| std::fs::write(copy.join("SHA256SUMS"), "0").unwrap(), edited);
+    refused(|copy| std::fs::remove_file(copy.join("SHA256SUMS")).unwrap(), &["SHA256SUMS"]);
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn missing_or_no_artifact() {
     fails(place.path(), &["verify", "absent.pcc"], 1, &["absent.pcc"]);
     std::fs::create_dir(place.path().join("empty.pcc")).unwrap();
     fails(place.path(), &["run", "empty.pcc", "--input", input], 1, &["program.json"]);
-    fails(place.path(), &["inspect", "empty.pcc"], 1, &["report.json"]);
+    fails(place.path(), &["inspect", "empty.pcc"], 1, &["program.json"]);
     fails(place.path(), &["generate", "absent.pcc", "--prompt", "x"], 1, &["absent.pcc"]);
 }
 

@@ -92,10 +92,14 @@ pub fn copied(artifact: &Path, to: &Path) -> PathBuf {
     copy
 }
 
-/// Gives a changed program.json its checksum, so that what else notices the change is seen.
+/// Gives changed files their checksums, so that what else notices the change is seen.
 pub fn sign(artifact: &Path) {
     use sha2::{Digest, Sha256};
-    let bytes = std::fs::read(artifact.join("program.json")).expect("the program is there");
-    let hex: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
-    std::fs::write(artifact.join("program.sha256"), hex).expect("the copy can be written");
+    let line = |name: &str| {
+        let bytes = std::fs::read(artifact.join(name)).expect("the file is there");
+        let hex: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+        format!("{hex}  {name}\n")
+    };
+    let sums: String = ["program.json", "report.json", "plan.json"].map(line).concat();
+    std::fs::write(artifact.join("SHA256SUMS"), sums).expect("the copy can be written");
 }

@@ -3,6 +3,7 @@
 use super::execute::run_everywhere;
 use super::{accept, modules};
 use crate::scratch;
+use pcc_ir::kernel::Kernel;
 use pcc_passes::driver;
 use pcc_passes::plan::Plan;
 use pcc_passes::report::Report;
@@ -26,8 +27,19 @@ pub fn artifact(data: &[u8]) {
             target.insert("object_digest".into(), digest(kernels).into());
         }
     }
+    if let Some(kernels) = given["program"]["kernels"]["elems"].as_array_mut() {
+        for kernel in kernels {
+            if let Ok(known) = serde_json::from_value::<Kernel>(kernel.clone()) {
+                kernel["name"] = known.symbol().into();
+            }
+        }
+    }
     let program = given["program"].to_string();
-    file("program.sha256", digest(program.as_bytes()).as_bytes());
+    let texts = [&program, &given["report"].to_string(), &given["plan"].to_string()];
+    let line = |(name, text): (&str, &String)| format!("{}  {name}\n", digest(text.as_bytes()));
+    let sums: String =
+        ["program.json", "report.json", "plan.json"].into_iter().zip(texts).map(line).collect();
+    file("SHA256SUMS", sums.as_bytes());
     let path = file("program.json", program.as_bytes());
     let _ = serde_json::from_value::<Report>(given["report"].clone());
     file("report.json", given["report"].to_string().as_bytes());

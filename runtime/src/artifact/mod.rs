@@ -1,6 +1,7 @@
-//! The artifact directory `NAME.pcc/`: `program.json` and its checksum, the kernel object, `report.json`, `plan.json`, and in `levels.json` what the
-//! program was lowered from. No weights.
+//! The artifact directory `NAME.pcc/`: `program.json`, `report.json`, `plan.json` and their checksums, the kernel object, and in
+//! `levels.json` what the program was lowered from. No weights.
 
+mod checksums;
 mod exchange;
 mod features;
 mod levels;
@@ -25,8 +26,6 @@ const KERNELS: &str = "kernels.x86.so";
 const REPORT: &str = "report.json";
 const PLAN: &str = "plan.json";
 const LEVELS: &str = "levels.json";
-/// SHA-256 of program.json in hex: an edited program is refused, however well formed.
-const CHECKSUM: &str = "program.sha256";
 
 /// No program.json is this large, in bytes.
 const LARGEST_PROGRAM: u64 = 1 << 30;
@@ -60,23 +59,25 @@ impl Artifact {
     /// # Errors
     /// Something is missing, truncated, edited, or of another version.
     pub fn load(dir: &Path) -> Result<Self, Diagnostic> {
-        if !dir.is_dir() {
-            return Err(Diagnostic::input("there is no artifact here")
-                .at(dir.display().to_string())
-                .why(if dir.exists() { "it is not a directory" } else { "it does not exist" })
-                .help("pcc compile writes a directory NAME.pcc"));
-        }
-        let (program, digest) = parse_program(&dir.join(PROGRAM))?;
+        check_is_there(dir)?;
+        let (program, bytes) = parse_program(&dir.join(PROGRAM))?;
         validate::check(&program.clone().expanded()?)?;
-        check_unedited(dir, &digest)?;
-        let artifact = Self {
-            dir: dir.to_owned(),
-            program,
-            report: parse(&dir.join(REPORT))?,
-            plan: parse(&dir.join(PLAN))?,
-        };
+        checksums::check(dir, PROGRAM, &bytes)?;
+        check_symbols(&program)?;
+        let (report, plan) = (checked_json(dir, REPORT)?, checked_json(dir, PLAN)?);
+        let artifact = Self { dir: dir.to_owned(), program, report, plan };
         artifact.check_object()?;
         Ok(artifact)
+    }
+
+    /// The report alone, as written with the program that lies beside it.
+    ///
+    /// # Errors
+    /// There is no artifact, or its program or report is missing or was changed.
+    pub fn report(dir: &Path) -> Result<Value, Diagnostic> {
+        check_is_there(dir)?;
+        checksums::check(dir, PROGRAM, &read(&dir.join(PROGRAM))?)?;
+        checked_json(dir, REPORT)
     }
 
     /// Reads the levels that the program was lowered from and checks that each is well formed.
@@ -176,11 +177,13 @@ fn write_files(dir: &Path, contents: &Contents<'_>) -> io::Result<()> {
         program.levels_digest = digest_of(&bytes);
         write(LEVELS, bytes)?;
     }
-    let bytes = serde_json::to_vec(&program)?;
-    write(CHECKSUM, digest_of(&bytes).into_bytes())?;
-    write(PROGRAM, bytes)?;
-    write(REPORT, serde_json::to_vec_pretty(contents.report)?)?;
-    write(PLAN, serde_json::to_vec_pretty(contents.plan)?)
+    let program = serde_json::to_vec(&program)?;
+    let report = serde_json::to_vec_pretty(contents.report)?;
+    let plan = serde_json::to_vec_pretty(contents.plan)?;
+    write(checksums::CHECKSUMS, checksums::text([&program, &report, &plan]).into_bytes())?;
+    write(PROGRAM, program)?;
+    write(REPORT, report)?;
+    write(PLAN, plan)
 }
 
 /// Where an artifact may be written: nothing is there, an artifact, or an empty directory. Links are followed.
@@ -291,10 +294,6 @@ fn read(path: &Path) -> Result<Vec<u8>, Diagnostic> {
     fs::read(path).map_err(|e| unreadable(path, &e))
 }
 
-fn parse<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, Diagnostic> {
-    serde_json::from_slice(&read(path)?).map_err(|e| malformed(path, &e))
-}
-
 fn malformed(path: &Path, error: &serde_json::Error) -> Diagnostic {
     Diagnostic::input("the artifact is damaged")
         .at(path.display().to_string())
@@ -302,20 +301,39 @@ fn malformed(path: &Path, error: &serde_json::Error) -> Diagnostic {
         .help("compile the model again")
 }
 
-/// The digest of program.json must be the one written with it.
-fn check_unedited(dir: &Path, digest: &str) -> Result<(), Diagnostic> {
-    let written = read(&dir.join(CHECKSUM))?;
-    if written.trim_ascii() == digest.as_bytes() {
+fn check_is_there(dir: &Path) -> Result<(), Diagnostic> {
+    if dir.is_dir() {
         return Ok(());
     }
-    Err(Diagnostic::input("the artifact's program was changed after it was compiled")
-        .at(dir.join(PROGRAM).display().to_string())
-        .why(format!("its SHA-256 is {digest}, which is not what {CHECKSUM} says"))
-        .help("compile the model again"))
+    Err(Diagnostic::input("there is no artifact here")
+        .at(dir.display().to_string())
+        .why(if dir.exists() { "it is not a directory" } else { "it does not exist" })
+        .help("pcc compile writes a directory NAME.pcc"))
 }
 
-/// The program, and the digest of its file. Looks at the version first: a program of another version may have another form.
-fn parse_program(path: &Path) -> Result<(Program, String), Diagnostic> {
+fn checked_json(dir: &Path, name: &str) -> Result<Value, Diagnostic> {
+    let bytes = read(&dir.join(name))?;
+    checksums::check(dir, name, &bytes)?;
+    serde_json::from_slice(&bytes).map_err(|e| malformed(&dir.join(name), &e))
+}
+
+/// Every kernel must have the symbol of its code, or the object's code would be run for another kernel than the checked one.
+fn check_symbols(program: &Program) -> Result<(), Diagnostic> {
+    let mut wrong = program.kernels.iter().filter(|(_, kernel)| kernel.name != kernel.symbol());
+    wrong.next().map_or(Ok(()), |(id, kernel)| {
+        Err(Diagnostic::input("the artifact is damaged")
+            .at(format!("{PROGRAM}, kernel {id}"))
+            .why(format!(
+                "`{}` is the name of another kernel: this one's is {}",
+                kernel.name,
+                kernel.symbol()
+            ))
+            .help("compile the model again"))
+    })
+}
+
+/// The program, and the bytes of its file. Looks at the version first: a program of another version may have another form.
+fn parse_program(path: &Path) -> Result<(Program, Vec<u8>), Diagnostic> {
     #[derive(Deserialize)]
     struct Head {
         version: u32,
@@ -324,5 +342,5 @@ fn parse_program(path: &Path) -> Result<(Program, String), Diagnostic> {
     let head: Head = serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))?;
     validate::check_version(head.version)?;
     let program = serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))?;
-    Ok((program, digest_of(&bytes)))
+    Ok((program, bytes))
 }

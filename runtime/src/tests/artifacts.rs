@@ -35,7 +35,7 @@ impl Drop for Folder {
     }
 }
 
-/// `y = x + 1` on 2 devices, by a kernel `add_one`.
+/// `y = x + 1` on 2 devices, by code that does more than the kernel says.
 fn add_one() -> Program {
     let stage = StageProgram {
         arena_bytes: 0,
@@ -44,21 +44,22 @@ fn add_one() -> Program {
     };
     let spec = |name: &str| io(name, &[2, 3], Sharding::replicated(2));
     let mut p = program(mesh(1, 1, 2), vec![], vec![spec("x")], vec![spec("y")], vec![stage]);
-    let kernel = map_kernel(&mut p, "add_one", 2, 3, [slot(0), slot(1)]);
+    let kernel = map_kernel(&mut p, "", 2, 3, [slot(0), slot(1)]);
+    p.kernels.values_mut().for_each(|k| k.name = k.symbol());
     p.funcs = vec![func("f", &[24], &[24], 0, vec![kernel])];
     p
 }
 
 /// The kernel by the calling convention of pcc_ir::kernel.
-fn compile_object(folder: &Path) -> PathBuf {
+fn compile_object(folder: &Path, symbol: &str) -> PathBuf {
     let (source, object) = (folder.join("k.c"), folder.join("k.so"));
     let code = "struct A { float *const *ptrs; const long *extents, *strides, *scalars; };\n\
-        void add_one(const struct A *a, long begin, long end) {\n\
+        void SYMBOL(const struct A *a, long begin, long end) {\n\
           for (long r = begin; r < end; r++)\n\
             for (long i = 0; i < a->extents[1]; i++)\n\
               a->ptrs[1][r * a->strides[2] + i] = a->ptrs[0][r * a->strides[0] + i] + 1;\n\
         }\n";
-    fs::write(&source, code).unwrap();
+    fs::write(&source, code.replace("SYMBOL", symbol)).unwrap();
     let status =
         Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&object).arg(&source).status();
     assert!(status.unwrap().success());
@@ -66,7 +67,8 @@ fn compile_object(folder: &Path) -> PathBuf {
 }
 
 fn write(folder: &Folder, program: &Program, version: u32) -> PathBuf {
-    let object = compile_object(&folder.0);
+    let symbol = program.kernels.values().next().unwrap().name.clone();
+    let object = compile_object(&folder.0, &symbol);
     let dir = folder.0.join("a.pcc");
     let (report, plan) = (json!({ "version": version }), json!({}));
     Artifact::write(
@@ -154,6 +156,15 @@ fn damaged_artifacts_are_refused_with_the_reason() {
     refused();
     fs::write(dir.join("program.json"), &text).unwrap();
     assert!(Artifact::load(&dir).is_ok());
+    // Of another artifact, however well formed.
+    for file in ["report.json", "plan.json"] {
+        let bytes = fs::read(dir.join(file)).unwrap();
+        fs::write(dir.join(file), r#"{"version":2}"#).unwrap();
+        assert!(refused().contains("changed"), "{file}");
+        fs::remove_file(dir.join(file)).unwrap();
+        assert!(refused().contains("cannot be read"), "{file}");
+        fs::write(dir.join(file), bytes).unwrap();
+    }
     let object = dir.join("kernels.x86.so");
     let mut bytes = fs::read(&object).unwrap();
     let middle = bytes.len() / 2;
@@ -162,8 +173,6 @@ fn damaged_artifacts_are_refused_with_the_reason() {
     assert!(refused().contains("SHA-256"));
     fs::remove_file(&object).unwrap();
     assert!(refused().contains("cannot be read"));
-    fs::remove_file(dir.join("report.json")).unwrap();
-    refused();
     let none = Artifact::load(&folder.0.join("none.pcc")).unwrap_err();
     assert!(none.to_string().contains("does not exist"));
 }
@@ -175,8 +184,21 @@ fn kernels_of_another_machine_or_without_a_symbol_are_refused() {
     p.target.features = vec!["avx1024".into()];
     let artifact = Artifact::load(&write(&folder, &p, 1)).unwrap();
     assert!(artifact.kernels().err().unwrap().to_string().contains("avx1024"));
+    // The object lacks the kernel's code.
+    let object = compile_object(&folder.0, "add_two");
+    let nothing = json!({});
+    fn contents<'a>(program: &'a Program, object: &'a Path, nothing: &'a serde_json::Value) -> Contents<'a> {
+        Contents { program, kernels: Some(object), report: nothing, plan: nothing, levels: None }
+    }
     let mut p = add_one();
+    let dir = folder.0.join("b.pcc");
+    Artifact::write(&dir, &contents(&p, &object, &nothing)).unwrap();
+    let symbol = &p.kernels.values().next().unwrap().name.clone();
+    assert!(Artifact::load(&dir).unwrap().kernels().err().unwrap().to_string().contains(symbol));
+    // A kernel under another's name.
     p.kernels.values_mut().for_each(|k| k.name = "add_two".into());
-    let artifact = Artifact::load(&write(&folder, &p, 1)).unwrap();
-    assert!(artifact.kernels().err().unwrap().to_string().contains("add_two"));
+    Artifact::write(&dir, &contents(&p, &object, &nothing)).unwrap();
+    assert!(
+        Artifact::load(&dir).unwrap_err().to_string().contains("`add_two` is the name of another kernel")
+    );
 }
