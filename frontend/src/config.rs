@@ -100,6 +100,11 @@ impl<'a> Config<'a> {
         Diagnostic::input(format!("the config's field `{}{key}` is {value}", self.path)).why(why)
     }
 
+    /// Which of several names of one field the config uses.
+    pub(crate) fn used<'k>(&self, keys: &[&'k str]) -> &'k str {
+        keys.iter().find(|k| self.fields.get(**k).is_some_and(|v| !v.is_null())).unwrap_or(&keys[0])
+    }
+
     pub(crate) fn missing(&self, key: &str) -> Diagnostic {
         Diagnostic::input(format!("the config's field `{}{key}` is missing", self.path))
             .why("the model's sizes are never guessed")
@@ -138,8 +143,9 @@ impl<'a> Config<'a> {
         match self.get(key) {
             None => Ok(None),
             Some(v) => match v.as_f64() {
-                Some(x) if x.is_finite() => Ok(Some(x)),
-                _ => Err(self.wrong(key, "a number is needed")),
+                // Models compute in f32 at most.
+                Some(x) if (x as f32).is_finite() => Ok(Some(x)),
+                _ => Err(self.wrong(key, "a number that f32 has is needed")),
             },
         }
     }
@@ -147,7 +153,7 @@ impl<'a> Config<'a> {
     /// A number above zero.
     pub(crate) fn positive(&self, key: &str) -> Result<Option<f64>, Diagnostic> {
         match self.float(key)? {
-            Some(x) if x <= 0.0 => Err(self.wrong(key, "a number above 0 is needed")),
+            Some(x) if x as f32 <= 0.0 => Err(self.wrong(key, "a number above 0 is needed")),
             x => Ok(x),
         }
     }

@@ -17,6 +17,9 @@ const FIELDS: &[(&str, &str)] = &[
 ];
 
 /// Keys read in their own way below, or without influence.
+/// The field of a config that holds what a GGUF file's rotary frequencies are divided by; no config.json has it.
+pub(crate) const ROPE_DIVISORS: &str = "rope_divisors";
+
 const OTHERS: &[&str] = &[
     "attention.layer_norm_rms_epsilon",
     "attention.value_length",
@@ -56,6 +59,13 @@ pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Map<String, Value>, Diagno
     rope(checkpoint, meta, arch, &mut config)?;
     let embedding = checkpoint.tensor("token_embd.weight").and_then(|t| t.shape.first().copied());
     if let Some(rows) = embedding {
+        if let Some(said) = meta.uint(&key("vocab_size"))?
+            && said != rows as u64
+        {
+            return Err(
+                meta.wrong(&key("vocab_size"), format!("it is {said}, but the embedding has {rows} rows"))
+            );
+        }
         config.insert("vocab_size".into(), json!(rows));
     }
     config.insert("tie_word_embeddings".into(), json!(checkpoint.tensor("output.weight").is_none()));
@@ -127,7 +137,7 @@ fn rope(
         let n = t.shape.first().copied().filter(|&n| t.shape.len() == 1 && n <= 1 << 12).unwrap_or(0);
         let mut divisors = vec![0f32; n];
         checkpoint.read_f32("rope_freqs.weight", std::slice::from_ref(&(0..n)), &mut divisors)?;
-        config.insert("rope_divisors".into(), json!(divisors));
+        config.insert(ROPE_DIVISORS.into(), json!(divisors));
     }
     Ok(())
 }

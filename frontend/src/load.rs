@@ -276,6 +276,13 @@ fn open_gguf(path: &Path) -> Result<Opened, Diagnostic> {
 fn read_json(path: &Path) -> Result<Source, Diagnostic> {
     match json::read(path)? {
         Value::Object(fields) if fields.contains_key("model_type") => {
+            if fields.contains_key(gguf_config::ROPE_DIVISORS) {
+                let unknown = Config::new(&fields, "").wrong(
+                    gguf_config::ROPE_DIVISORS,
+                    "the field is not understood and could change the model's mathematics",
+                );
+                return Err(unknown.at(path.display().to_string()));
+            }
             Ok(Source::Family { fields, checkpoint: None })
         }
         Value::Object(fields) if fields.contains_key("pcc") => {

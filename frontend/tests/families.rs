@@ -183,6 +183,9 @@ fn unknown_models_and_fields_are_refused_by_name() {
         ("num_hidden_layers", json!(0)),
         ("hidden_size", json!(1u64 << 40)),
         ("rms_norm_eps", json!(-1.0)),
+        ("rms_norm_eps", json!(1e308)),
+        ("rms_norm_eps", json!(1e-320)),
+        ("rope_divisors", json!([1.0, 2.0])),
     ] {
         let message = refusal(&with(tiny(), field, value));
         let key = if field == "rope_scaling" { "rope_scaling.rope_type" } else { field };
@@ -216,6 +219,7 @@ fn fields_of_the_families_are_refused_by_name() {
         (opt(), "num_attention_heads", json!(31)),
         (bloom(), "apply_residual_connection_post_layernorm", json!(true)),
         (bloom(), "n_inner", json!(1000)),
+        (with(bloom(), "n_embed", json!(1u64 << 31)), "num_attention_heads", json!(1u64 << 31)),
         (bloom(), "num_hidden_layers", json!(71)),
         (falcon(), "num_ln_in_parallel_attn", json!(2)),
         (falcon(), "rope_scaling", scaling("yarn")),

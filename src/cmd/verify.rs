@@ -5,7 +5,7 @@ use crate::codegen_client::CodegenClient;
 use crate::numeric::{self, Comparison};
 use crate::progress;
 use pcc_ir::Diagnostic;
-use pcc_ir::program::Program;
+use pcc_ir::program::{Program, Storage};
 use pcc_passes::driver;
 use pcc_passes::plan::Plan;
 use pcc_passes::twin::{self, Work};
@@ -118,6 +118,10 @@ fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeri
     // The checker has proved that the program has the graph's parameters, in the same order.
     for (param, global) in program.params.iter_mut().zip(graph.params.values()) {
         param.source = global.source.clone();
+        // Noise is made, not stored in blocks: the same matrix in panels of plain elements.
+        if let Storage::Blocks { k, n, .. } = &mut param.storage {
+            param.storage = Storage::Panels { k: std::mem::take(k), n: std::mem::take(n) };
+        }
     }
     let options = Options { workers: args.workers, ..Options::default() };
     let mut session = Session::new(program, kernels, &NoWeights, &options, &|_, _| {})?;

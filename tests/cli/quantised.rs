@@ -1,6 +1,6 @@
 //! Models whose weights stay quantised in memory compute what the same models compute with the values they stand for.
 
-use super::{folder, json, npz, succeeds};
+use super::{fails, folder, json, npz, succeeds};
 use pcc_frontend::weights::{Checkpoint, Quantised};
 use std::path::Path;
 
@@ -96,6 +96,10 @@ fn string(text: &str) -> Vec<u8> {
 }
 
 fn write(path: &Path, tensors: &[Tensor]) {
+    write_with(path, tensors, 1e-5, 70);
+}
+
+fn write_with(path: &Path, tensors: &[Tensor], eps: f32, vocab: u32) {
     let number = |name: &str, n: u32| {
         [string(&format!("llama.{name}")), 4u32.to_le_bytes().to_vec(), n.to_le_bytes().to_vec()].concat()
     };
@@ -107,13 +111,18 @@ fn write(path: &Path, tensors: &[Tensor]) {
         number("feed_forward_length", 320),
         number("attention.head_count", 4),
         number("attention.head_count_kv", 2),
-        [string("llama.attention.layer_norm_rms_epsilon"), 6u32.to_le_bytes().to_vec()].concat(),
+        number("vocab_size", vocab),
+        [
+            string("llama.attention.layer_norm_rms_epsilon"),
+            6u32.to_le_bytes().to_vec(),
+            eps.to_le_bytes().to_vec(),
+        ]
+        .concat(),
     ];
     let counts = [tensors.len() as u64, keys.len() as u64];
     let mut file =
         [b"GGUF", &3u32.to_le_bytes()[..], &counts[0].to_le_bytes(), &counts[1].to_le_bytes()].concat();
     file.extend(keys.concat());
-    file.extend(1e-5f32.to_le_bytes());
     let mut values = Vec::new();
     for (name, dims, kind, bytes) in tensors {
         file.extend(string(name));
@@ -170,6 +179,18 @@ fn quantised_weights_compute_what_their_values_do() {
             stages.iter().map(|s| s["parameter_bytes_per_device"].as_u64().unwrap()).sum::<u64>()
         };
         assert!(3 * bytes(&kept) < bytes(&full), "{mesh:?}: {} of {} bytes", bytes(&kept), bytes(&full));
-        succeeds(place.path(), &["verify", "m.pcc"]);
+        succeeds(place.path(), &["verify", "m.pcc", "--numeric"]);
     }
+}
+
+#[test]
+fn keys_that_say_nothing_or_contradict_the_tensors_are_refused() {
+    let (place, all) = (folder(), tensors(3, 0, true));
+    for eps in [f32::NAN, f32::INFINITY] {
+        write_with(&place.path().join("m.gguf"), &all, eps, 70);
+        let words = ["llama.attention.layer_norm_rms_epsilon", "no number"];
+        fails(place.path(), &["compile", "m.gguf", "-o", "m.pcc"], 1, &words);
+    }
+    write_with(&place.path().join("m.gguf"), &all, 1e-5, 71);
+    fails(place.path(), &["compile", "m.gguf", "-o", "m.pcc"], 1, &["llama.vocab_size", "71", "70 rows"]);
 }

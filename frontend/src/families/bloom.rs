@@ -54,7 +54,7 @@ pub(super) fn read(c: &Config) -> Result<Description, Diagnostic> {
     let hidden = c.size_of(&["hidden_size", "n_embed"])?.ok_or_else(|| c.missing("hidden_size"))?;
     let heads = c.size_of(&["n_head", "num_attention_heads"])?.ok_or_else(|| c.missing("n_head"))?;
     let n_layer = c.size_of(&["n_layer", "num_hidden_layers"])?.ok_or_else(|| c.missing("n_layer"))?;
-    let head_dim = head_dim(c, hidden, heads, "n_head")?;
+    let head_dim = head_dim(c, hidden, heads, c.used(&["n_head", "num_attention_heads"]))?;
     c.only("n_inner", 4 * hidden)?;
     let norm = Norm::Layer { eps: c.positive("layer_norm_epsilon")?.unwrap_or(1e-5) };
     let layer = Layer {

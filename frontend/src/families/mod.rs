@@ -54,6 +54,8 @@ const FAMILIES: &[Family] = &[
 
 /// Most layers a config may ask for.
 const MAX_LAYERS: usize = 1 << 14;
+/// Most attention heads: some families have a number for each.
+const MAX_HEADS: usize = 1 << 14;
 
 /// The supported model types, for messages.
 pub(crate) fn supported() -> String {
@@ -112,6 +114,9 @@ fn sliding_layers(config: &Config, key: &str) -> Result<Option<Vec<bool>>, Diagn
 
 /// `hidden / heads`, which must be whole.
 fn head_dim(config: &Config, hidden: usize, heads: usize, key: &str) -> Result<usize, Diagnostic> {
+    if heads > MAX_HEADS {
+        return Err(config.wrong(key, format!("at most {MAX_HEADS} attention heads are supported")));
+    }
     match hidden % heads {
         0 => Ok(hidden / heads),
         _ => Err(config.wrong(key, format!("it does not divide the hidden size {hidden}"))),

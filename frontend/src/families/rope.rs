@@ -1,6 +1,7 @@
 //! What configs say of rotary positions: `rope_theta` and `rope_scaling`, or both inside `rope_parameters` as newer files have them.
 
 use crate::config::Config;
+use crate::gguf_config::ROPE_DIVISORS;
 use crate::transformer::{Rope, RopeScaling};
 use pcc_ir::Diagnostic;
 use serde_json::Value;
@@ -54,8 +55,8 @@ pub(super) fn read(c: &Config, head_dim: usize, r: &Rotary) -> Result<Rope, Diag
         s.finish()?;
     }
     // GGUF files hold the finished divisors.
-    if c.has("rope_divisors") {
-        scaling = RopeScaling::Divisors(divisors(c, "rope_divisors", dim)?);
+    if c.has(ROPE_DIVISORS) {
+        scaling = RopeScaling::Divisors(divisors(c, ROPE_DIVISORS, dim)?);
     }
     Ok(Rope { dim, theta: theta.unwrap_or(10_000.0), scaling, interleaved: false })
 }

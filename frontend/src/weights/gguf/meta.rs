@@ -95,10 +95,13 @@ impl GgufMeta {
         }
     }
 
-    /// A float, or an integer read as one.
+    /// A finite float, or an integer read as one.
     pub fn float(&self, key: &str) -> Result<Option<f64>, Diagnostic> {
         match self.get(key) {
             None => Ok(None),
+            Some(&GgufValue::Float(x)) if !x.is_finite() => {
+                Err(self.wrong(key, format!("it is {x}, which is no number to compute with")))
+            }
             Some(&GgufValue::Float(x)) => Ok(Some(x)),
             Some(&GgufValue::Int(n)) => Ok(Some(n as f64)),
             Some(v) => Err(self.other(key, v, "a float")),
