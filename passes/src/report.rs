@@ -6,7 +6,7 @@ use pcc_ir::mesh::Mesh;
 use pcc_ir::program::{EntryProgram, FuncProgram, InstrKind, LocalState, Program, Slot, Step};
 use pcc_ir::repeat::Numbering;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -183,6 +183,7 @@ fn stage_report(program: &Program, stage: usize) -> StageReport {
     let mut states = Held::of(program.states.iter().map(state));
     let mut layers = BTreeSet::new();
     let mut scratch = 0;
+    let mut rows = Rows::new();
     for (e, entry) in program.entries.iter().enumerate() {
         let Some(steps) = entry.stages.get(stage) else { continue };
         let mut frame = 0;
@@ -218,7 +219,7 @@ fn stage_report(program: &Program, stage: usize) -> StageReport {
             if e == 0 {
                 out.flops_per_device += gemm_flops(f) * called.count;
             }
-            count_collectives(&program.mesh, entry, f, called, &mut out.collectives);
+            count_collectives(&program.mesh, entry, f, called, (&mut rows, &mut out.collectives));
             layers.extend(&called.layers);
         }
         scratch =
@@ -288,35 +289,36 @@ fn gemm_flops(f: &FuncProgram) -> u64 {
     f.instrs.iter().map(|i| flops(&i.kind)).sum()
 }
 
+/// What rows of one stage differ in, and where each is.
+type Rows = HashMap<(String, &'static str, Vec<String>, u64, &'static str, String), usize>;
+
 /// Adds the collectives of a function's calls to the rows that are equal in all but layer.
 fn count_collectives(
     mesh: &Mesh,
     entry: &EntryProgram,
     f: &FuncProgram,
     called: &Called,
-    rows: &mut Vec<CollectiveReport>,
+    (known, rows): (&mut Rows, &mut Vec<CollectiveReport>),
 ) {
     for instr in &f.instrs {
         let InstrKind::Collective(c) = &instr.kind else { continue };
         let note = f.notes.get(instr.note as usize).cloned().unwrap_or_default();
-        let row = CollectiveReport {
-            entry: entry.name.clone(),
-            phase: "forward".to_owned(),
-            kind: c.kind.name().to_owned(),
-            axes: c.axes.iter().map(|&a| mesh.axis_text(a)).collect(),
-            count: 0,
-            bytes: c.logical_bytes,
-            dtype: c.dtype.name().to_owned(),
-            what: note.what,
-            why: note.why,
-            layers: Vec::new(),
-        };
-        let same = |r: &CollectiveReport| {
-            (&r.entry, &r.kind, &r.axes, r.bytes, &r.dtype, &r.what)
-                == (&row.entry, &row.kind, &row.axes, row.bytes, &row.dtype, &row.what)
-        };
-        let at = rows.iter().position(same).unwrap_or_else(|| {
-            rows.push(row);
+        let axes: Vec<String> = c.axes.iter().map(|&a| mesh.axis_text(a)).collect();
+        let (kind, dtype) = (c.kind.name(), c.dtype.name());
+        let key = (entry.name.clone(), kind, axes.clone(), c.logical_bytes, dtype, note.what.clone());
+        let at = *known.entry(key).or_insert_with(|| {
+            rows.push(CollectiveReport {
+                entry: entry.name.clone(),
+                phase: "forward".to_owned(),
+                kind: kind.to_owned(),
+                axes,
+                count: 0,
+                bytes: c.logical_bytes,
+                dtype: dtype.to_owned(),
+                what: note.what,
+                why: note.why,
+                layers: Vec::new(),
+            });
             rows.len() - 1
         });
         rows[at].count += called.count;

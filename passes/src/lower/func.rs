@@ -57,11 +57,14 @@ pub(super) struct FuncLowering<'a> {
     buffers: Vec<Buffer>,
     instrs: Vec<(InstrKind, u32)>,
     notes: Vec<Note>,
+    noted: HashMap<Note, u32>,
     constants: Vec<ConstantData>,
     in_place: Vec<(u32, u32)>,
     team: &'a [AxisRef],
     /// Results that a team can share.
     shareable: &'a HashSet<usize>,
+    /// Results that are in-place successors, and of which arguments.
+    successors: HashMap<ValueId, ValueId>,
 }
 
 /// Lowers `func`. `in_place` lists `(argument, result)` pairs that every call binds to one buffer, `storages` has the form of each
@@ -82,6 +85,7 @@ pub(super) fn lower_func(
         .collect();
     let plan = materialise::plan(func, &packed.keys().copied().collect());
     refuse_wide(func, &plan.dead)?;
+    let pair = |&(a, r): &(usize, usize)| Some((*func.results.get(r)?, *func.args.get(a)?));
     let mut l = FuncLowering {
         func,
         mesh,
@@ -95,10 +99,13 @@ pub(super) fn lower_func(
         buffers: Vec::new(),
         instrs: Vec::new(),
         notes: Vec::new(),
+        noted: HashMap::new(),
         constants: Vec::new(),
         in_place: in_place.iter().map(|&(a, r)| (a as u32, r as u32)).collect(),
         team,
         shareable,
+        // Of several the first counts.
+        successors: in_place.iter().rev().filter_map(pair).collect(),
     };
     l.bind_slots();
     for (at, inst) in func.insts.iter().enumerate() {
@@ -175,11 +182,11 @@ impl FuncLowering<'_> {
 
     fn note(&mut self, what: &str, why: String) -> u32 {
         let note = Note { what: what.to_owned(), why };
-        if let Some(i) = self.notes.iter().position(|n| *n == note) {
-            return i as u32;
-        }
-        self.notes.push(note);
-        (self.notes.len() - 1) as u32
+        let notes = &mut self.notes;
+        *self.noted.entry(note).or_insert_with_key(|note| {
+            notes.push(note.clone());
+            (notes.len() - 1) as u32
+        })
     }
 
     pub fn emit(&mut self, kind: InstrKind, what: &str, why: String) {
@@ -366,9 +373,10 @@ impl FuncLowering<'_> {
     /// Results that were not written straight to their slots.
     fn copy_results(&mut self) -> Result<(), Diagnostic> {
         let func = self.func;
+        let in_place: HashSet<usize> = self.in_place.iter().map(|&(_, r)| r as usize).collect();
         for (i, &v) in func.results.iter().enumerate() {
             let slot = (func.args.len() + i) as u32;
-            if self.in_place.iter().any(|&(_, r)| r as usize == i) {
+            if in_place.contains(&i) {
                 continue;
             }
             let placed = self
@@ -387,8 +395,7 @@ impl FuncLowering<'_> {
 
     /// The argument's buffer when `v` is the in-place successor of an argument.
     pub fn in_place_of(&self, v: ValueId) -> Option<View> {
-        let &(a, _) = self.in_place.iter().find(|&&(_, r)| self.func.results[r as usize] == v)?;
-        self.views.get(&self.func.args[a as usize]).cloned()
+        self.views.get(self.successors.get(&v)?).cloned()
     }
 
     fn finish(mut self) -> (FuncProgram, Vec<ConstantData>) {

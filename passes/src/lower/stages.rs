@@ -34,8 +34,10 @@ pub(super) struct EntryLowering<'a> {
     pub outputs: Vec<IoSpec>,
 }
 
-/// No call makes an argument.
+/// No call makes an argument; no place in the arena.
 const NONE: u32 = u32::MAX;
+/// A place in the arena that is still to be given.
+const RECEIVED: u32 = NONE - 1;
 
 /// What is known of the values of an entry, by number.
 struct Values {
@@ -63,8 +65,10 @@ impl EntryLowering<'_> {
         let values = self.values()?;
         let crossings = self.crossings(&values);
         let mut programs = Vec::new();
+        let mut places = vec![NONE; values.bytes.len()];
         for stage in 0..stages {
-            programs.push(self.lower_stage(stage, &values, &crossings)?);
+            let drafts = self.lower_stage(stage, &values, &crossings);
+            programs.push(self.place(drafts, &values, &mut places)?);
         }
         Ok(EntryProgram {
             name: self.name.to_owned(),
@@ -134,12 +138,7 @@ impl EntryLowering<'_> {
         found
     }
 
-    fn lower_stage(
-        &self,
-        stage: u32,
-        values: &Values,
-        crossings: &[Crossing],
-    ) -> Result<StageProgram, Diagnostic> {
+    fn lower_stage(&self, stage: u32, values: &Values, crossings: &[Crossing]) -> Vec<Draft> {
         let mut steps: Vec<Draft> = Vec::new();
         let from = |c: &Crossing| values.stage_of[c.maker as usize];
         let mut imports = crossings.iter().filter(|c| c.to == stage).peekable();
@@ -158,7 +157,7 @@ impl EntryLowering<'_> {
             }
         }
         self.copy_outputs(stage, values, &mut steps);
-        self.place(steps, values)
+        steps
     }
 
     /// Results of the entry whose home is not their own output or state (arguments, repeats) are copied there.
@@ -193,36 +192,46 @@ impl EntryLowering<'_> {
         of_call.0.iter().chain(of_call.1).copied().chain(one)
     }
 
-    /// Plans the arena and turns drafts into steps.
-    fn place(&self, drafts: Vec<Draft>, values: &Values) -> Result<StageProgram, Diagnostic> {
+    /// Plans the arena and turns drafts into steps. `places` has [`NONE`] for each value, before and after.
+    fn place(
+        &self,
+        drafts: Vec<Draft>,
+        values: &Values,
+        places: &mut [u32],
+    ) -> Result<StageProgram, Diagnostic> {
         // A value made elsewhere lives in the arena here even if its maker keeps it in an output.
         let received = |d: &Draft| if let Draft::Recv { value, .. } = d { Some(*value) } else { None };
-        let mut at_home: Vec<bool> = values.home.iter().map(Option::is_some).collect();
-        drafts.iter().filter_map(received).for_each(|v| at_home[v as usize] = false);
-        let mut live: HashMap<u32, Interval> = HashMap::new();
+        drafts.iter().filter_map(received).for_each(|v| places[v as usize] = RECEIVED);
+        let mut live: Vec<(u32, Interval)> = Vec::new();
         for (at, d) in drafts.iter().enumerate() {
-            for v in self.operands(d).filter(|&v| !at_home[v as usize]) {
-                let bytes = values.bytes[v as usize];
-                live.entry(v).or_insert(Interval { bytes, first: at, last: at }).last = at;
+            for v in self.operands(d) {
+                match places[v as usize] {
+                    NONE if values.home[v as usize].is_some() => {}
+                    NONE | RECEIVED => {
+                        places[v as usize] = live.len() as u32;
+                        live.push((v, Interval { bytes: values.bytes[v as usize], first: at, last: at }));
+                    }
+                    i => live[i as usize].1.last = at,
+                }
             }
         }
-        let mut live: Vec<(u32, Interval)> = live.into_iter().collect();
         live.sort_unstable_by_key(|l| l.0);
         // What a team shares lies behind the rest. A value that comes as a message is each device's own.
-        let received: HashSet<u32> = drafts.iter().filter_map(received).collect();
-        let is_shared = |v: u32| values.shared[v as usize] && !received.contains(&v);
-        let mut offset: HashMap<u32, u64> = HashMap::new();
-        let mut place = |wanted: bool, from: u64| {
-            let of: Vec<&(u32, Interval)> = live.iter().filter(|l| is_shared(l.0) == wanted).collect();
-            let (offsets, total) = plan(&of.iter().map(|l| l.1.clone()).collect::<Vec<_>>());
-            offset.extend(of.iter().map(|l| l.0).zip(offsets.into_iter().map(|o| from + o)));
+        let messages: HashSet<u32> = drafts.iter().filter_map(received).collect();
+        let is_shared = |v: u32| values.shared[v as usize] && !messages.contains(&v);
+        let mut offsets = vec![0; live.len()];
+        let mut lay = |wanted: bool, from: u64| {
+            let of: Vec<usize> = (0..live.len()).filter(|&i| is_shared(live[i].0) == wanted).collect();
+            let (placed, total) = plan(&of.iter().map(|&i| live[i].1.clone()).collect::<Vec<_>>());
+            of.into_iter().zip(placed).for_each(|(i, offset)| offsets[i] = from + offset);
             align(total)
         };
-        let private = place(false, 0);
-        let common = place(true, private);
-        let slot = |v: u32| match values.home[v as usize] {
-            Some(slot) if at_home[v as usize] => slot,
-            _ => Slot::Value(offset.get(&v).copied().unwrap_or(0)),
+        let private = lay(false, 0);
+        let common = lay(true, private);
+        live.iter().zip(0..).for_each(|(&(v, _), i)| places[v as usize] = i);
+        let slot = |v: u32| match (offsets.get(places[v as usize] as usize), values.home[v as usize]) {
+            (Some(&offset), _) => Slot::Value(offset),
+            (None, home) => home.unwrap_or(Slot::Value(0)),
         };
         let mut steps = Vec::with_capacity(drafts.len());
         for d in drafts {
@@ -249,6 +258,7 @@ impl EntryLowering<'_> {
                 }
             });
         }
+        live.into_iter().for_each(|(v, _)| places[v as usize] = NONE);
         Ok(StageProgram { arena_bytes: private + common, shared_bytes: common, steps })
     }
 }

@@ -3,7 +3,8 @@
 use super::Options;
 use super::structure::{SlotKind, Structure};
 use pcc_ir::graph::{Label, Role};
-use pcc_ir::{Diagnostic, FactorKind, FuncId, Mesh, Module, Sharding, Type};
+use pcc_ir::{Diagnostic, FactorKind, FuncId, Mesh, Module, Sharding, Type, ValueId};
+use std::collections::HashMap;
 
 /// Refuses meshes the model cannot use.
 pub fn check(module: &Module, s: &mut Structure, options: &Options) -> Result<(), Diagnostic> {
@@ -92,11 +93,12 @@ fn tensor_parallel(module: &Module, s: &mut Structure, tp: usize) -> Result<(), 
 /// The most devices that some weight of a function can occupy.
 fn reach(module: &Module, s: &mut Structure, func: FuncId) -> Option<Reach> {
     let f = &module.funcs[func];
+    let position: HashMap<ValueId, usize> = f.args.iter().zip(0..).map(|(&v, i)| (v, i)).collect();
     let mut best: Option<Reach> = None;
     for (at, inst) in f.insts.iter().enumerate() {
         let rule = s.rules[&func][at].clone();
         for (i, &v) in inst.args.iter().enumerate() {
-            let Some(arg) = f.args.iter().position(|&a| a == v) else { continue };
+            let Some(&arg) = position.get(&v) else { continue };
             let slot = s.arg_slot(func, arg);
             let reduces = |f: &usize| matches!(rule.factors[*f].kind, FactorKind::Reduce(_));
             if s.kind(slot) != SlotKind::Param || !rule.operands[i].iter().flatten().any(reduces) {

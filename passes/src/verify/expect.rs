@@ -5,7 +5,6 @@ use super::memory::Roots;
 use pcc_ir::ops::{Attention, Collective, Gather, Iota, Literal, ShardBase, Update};
 use pcc_ir::program::{ConstantData, Scalar};
 use pcc_ir::{AxisRef, Clip, Func, Op, Part, Term, Type, ValueId};
-use std::collections::HashSet;
 
 /// A matrix product: the value it makes, and what its operands and its result depend on.
 #[derive(Clone, Debug)]
@@ -83,7 +82,7 @@ pub(super) fn expected<'a>(func: &'a Func, global: Option<&Func>) -> Expected<'a
         roots: func.args.clone(),
         scalars: Vec::new(),
     };
-    let used = |at: &(usize, &pcc_ir::Inst)| live.contains(&at.0);
+    let used = |at: &(usize, &pcc_ir::Inst)| live[at.0];
     for (_, inst) in func.insts.iter().enumerate().filter(used) {
         if let (Op::Constant(c), &[v]) = (&inst.op, &inst.results[..])
             && is_listed(&inst.op)
@@ -231,17 +230,17 @@ fn scalars(op: &Op) -> Vec<Scalar> {
     }
 }
 
-/// Instructions that results depend on.
-pub(super) fn live(func: &Func) -> HashSet<usize> {
+/// Which instructions results depend on.
+pub(super) fn live(func: &Func) -> Vec<bool> {
     let mut maker = vec![None; func.values.len()];
     for (at, inst) in func.insts.iter().enumerate() {
         inst.results.iter().for_each(|v| maker[v.as_u32() as usize] = Some(at));
     }
-    let mut live = HashSet::new();
+    let mut live = vec![false; func.insts.len()];
     let mut open = func.results.clone();
     while let Some(v) = open.pop() {
         if let Some(at) = maker[v.as_u32() as usize]
-            && live.insert(at)
+            && !std::mem::replace(&mut live[at], true)
         {
             let inst = &func.insts[at];
             open.extend((0..inst.args.len()).filter(|&i| inst.op.reads(i)).map(|i| inst.args[i]));

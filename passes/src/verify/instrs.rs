@@ -10,7 +10,7 @@ mod kernel;
 mod once;
 mod panels;
 
-pub(super) use panels::reads;
+pub(super) use panels::{Reading, readings};
 
 use super::cuts::{Cut, Path};
 use super::expect::{Attends, Exchange, Expected, Product, RowKernel, expected};
@@ -19,10 +19,10 @@ use super::footprint::Footprint;
 use super::memory::{Buffer, Roots};
 use pcc_ir::mesh::Mesh;
 use pcc_ir::program::{
-    Base, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Loc, Matrix, PackedMatrix, Program,
+    Base, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Loc, Matrix, PackedMatrix, Program, Scalar,
 };
 use pcc_ir::{DType, Diagnostic, Extent, Func, Type, ValueId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 /// Arguments, by number, of which something is left out.
@@ -134,12 +134,16 @@ struct Run<'a> {
     expected: Expected<'a>,
     /// The frame, then the slots.
     buffers: Vec<Buffer>,
+    /// The buffer of each slot: of a result that is updated in place, its argument's.
+    slots: Vec<usize>,
+    /// Whether something is updated in place in each buffer.
+    in_place: Vec<bool>,
     products: usize,
     attentions: usize,
     exchanges: usize,
     rows: usize,
-    /// Which of the scalars that the function needs some kernel has.
-    known: Vec<bool>,
+    /// The scalars that the function needs, and whether some kernel has each.
+    known: HashMap<Scalar, bool>,
 }
 
 /// What a box of a buffer is needed for.
@@ -159,24 +163,43 @@ impl<'a> Run<'a> {
     ) -> Self {
         let args = func.args.len();
         let mut buffers = vec![Buffer::empty(code.frame_bytes)];
+        let mut slots: Vec<usize> = (1..=code.slot_bytes.len()).collect();
+        let mut in_place = vec![false; code.slot_bytes.len() + 1];
+        // Of several the first counts.
+        for &(a, r) in code.in_place.iter().rev() {
+            if let Some(slot) = slots.get_mut(r as usize) {
+                *slot = a as usize + 1;
+            }
+            if let Some(place) = in_place.get_mut(a as usize + 1) {
+                *place = true;
+            }
+        }
+        let mut left_out = vec![&[][..]; args];
+        for (i, cuts) in cuts {
+            if let Some(place) = left_out.get_mut(*i) {
+                *place = &cuts[..];
+            }
+        }
         for (i, &bytes) in code.slot_bytes.iter().enumerate() {
             let root = match i {
                 i if i < args => Some(i),
                 i if i < args + func.results.len() => None,
                 i => Some(i - func.results.len()),
             };
-            let cuts = cuts.iter().find(|c| c.0 == i && i < args).map_or(&[][..], |c| &c.1[..]);
+            let cuts = left_out.get(i).copied().unwrap_or_default();
             buffers.push(
                 root.map_or_else(|| Buffer::empty(bytes), |r| Buffer::full(bytes, Roots::one(r), cuts)),
             );
         }
-        let known = vec![false; expected.scalars.len()];
+        let known = expected.scalars.iter().map(|(scalar, _)| (scalar.clone(), false)).collect();
         Self {
             program,
             func,
             code,
             expected,
             buffers,
+            slots,
+            in_place,
             products: 0,
             attentions: 0,
             exchanges: 0,
@@ -211,11 +234,9 @@ impl<'a> Run<'a> {
             Base::Frame => return Ok(0),
             Base::Slot(slot) => slot,
         };
-        // A result that is updated in place is its argument.
-        let slot = self.code.in_place.iter().find(|p| p.1 == slot).map_or(slot, |p| p.0);
-        match (slot as usize) < self.code.slot_bytes.len() {
-            true => Ok(slot as usize + 1),
-            false => Err(self.wrong(at, format!("names slot {slot}, which does not exist"))),
+        match self.slots.get(slot as usize) {
+            Some(&buffer) if buffer < self.buffers.len() => Ok(buffer),
+            _ => Err(self.wrong(at, format!("names slot {slot}, which does not exist"))),
         }
     }
 
@@ -269,8 +290,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), Diagnostic> {
         let (args, results) = (self.func.args.len(), self.func.results.len());
         if let Some(slot) = r.buffer.checked_sub(1) {
-            let in_place = self.code.in_place.iter().any(|p| p.0 as usize == slot);
-            if slot < args && !in_place || slot >= args + results {
+            if slot < args && !self.in_place[r.buffer] || slot >= args + results {
                 let name = self.buffer_name(r.buffer);
                 return Err(self.wrong(at, format!("writes {name}, which is only read")));
             }
@@ -406,9 +426,8 @@ impl<'a> Run<'a> {
         if let Some(RowKernel { value, .. }) = self.expected.rows.get(self.rows) {
             return missing(*value, "is never reduced: no kernel makes it");
         }
-        if let Some(((scalar, v), _)) =
-            self.expected.scalars.iter().zip(&self.known).find(|(_, known)| !**known)
-        {
+        let unknown = |(scalar, _): &&(Scalar, ValueId)| self.known.get(scalar) != Some(&true);
+        if let Some((scalar, v)) = self.expected.scalars.iter().find(unknown) {
             return missing(*v, &format!("depends on the device, but no kernel knows {scalar:?}"));
         }
         let mut results = Vec::new();

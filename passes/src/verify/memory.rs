@@ -6,37 +6,60 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 /// A set of small numbers: the roots (arguments, constants, products, collectives) that something depends on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Roots(Vec<u64>);
+#[derive(Clone, Debug, Default)]
+pub(super) struct Roots {
+    /// Words before the first that is kept: what a value depends on mostly stands close together.
+    skipped: usize,
+    words: Vec<u64>,
+}
 
 impl Roots {
     pub(super) fn one(root: usize) -> Self {
-        let mut words = vec![0; root / 64 + 1];
-        words[root / 64] = 1 << (root % 64);
-        Self(words)
+        Self { skipped: root / 64, words: vec![1 << (root % 64)] }
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        at.checked_sub(self.skipped).and_then(|i| self.words.get(i)).copied().unwrap_or(0)
     }
 
     pub(super) fn join(&mut self, other: &Roots) {
-        if self.0.len() < other.0.len() {
-            self.0.resize(other.0.len(), 0);
+        if other.words.is_empty() {
+            return;
         }
-        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
+        if self.words.is_empty() {
+            self.skipped = other.skipped;
+        }
+        if let Some(more) = self.skipped.checked_sub(other.skipped) {
+            self.words.splice(..0, std::iter::repeat_n(0, more));
+            self.skipped = other.skipped;
+        }
+        let at = other.skipped - self.skipped;
+        if self.words.len() < at + other.words.len() {
+            self.words.resize(at + other.words.len(), 0);
+        }
+        self.words[at..].iter_mut().zip(&other.words).for_each(|(a, b)| *a |= b);
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        let bits =
-            |(i, &word): (usize, &u64)| (0..64).filter(move |b| word >> b & 1 == 1).map(move |b| i * 64 + b);
-        self.0.iter().enumerate().flat_map(bits)
+    pub(super) fn is_empty(&self) -> bool {
+        self.words.iter().all(|&w| w == 0)
+    }
+
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
+        self.without(&Roots::default()).into_iter()
     }
 
     /// Members of `self` that `other` lacks.
     pub(super) fn without(&self, other: &Roots) -> Vec<usize> {
-        self.iter().filter(|&r| other.0.get(r / 64).is_none_or(|w| w >> (r % 64) & 1 == 0)).collect()
+        let words = self.words.iter().zip(self.skipped..).map(|(&w, at)| (at, w & !other.word(at)));
+        words.flat_map(|(at, w)| (0..64).filter(move |b| w >> b & 1 == 1).map(move |b| at * 64 + b)).collect()
     }
 
     /// Equal as sets.
     pub(super) fn same(&self, other: &Roots) -> bool {
-        self.without(other).is_empty() && other.without(self).is_empty()
+        let within =
+            |a: &Roots, b: &Roots| a.words.iter().zip(a.skipped..).all(|(&w, at)| w & !b.word(at) == 0);
+        within(self, other) && within(other, self)
     }
 }
 
@@ -70,6 +93,8 @@ struct Run {
 struct Write {
     /// The instruction.
     by: usize,
+    /// Runs that are left of it.
+    runs: usize,
     /// Whether anything has read some of it.
     read: Cell<bool>,
     /// The instruction that overwrote a part of it, unless it holds only constants (a border around what is written inside).
@@ -114,6 +139,9 @@ impl Buffer {
         {
             let tail = run.clone();
             run.end = at;
+            if let Some(write) = run.write.and_then(|w| self.writes.get_mut(w)) {
+                write.runs += 1;
+            }
             self.runs.insert(at, tail);
         }
     }
@@ -187,7 +215,7 @@ impl Buffer {
                     ));
                 }
             }
-            if let Some(piece) = run.pieces.last().filter(|_| held.iter().next().is_some()) {
+            if let Some(piece) = run.pieces.last().filter(|_| !held.is_empty()) {
                 return Err(format!("instruction {} has overwritten a part of what was there", piece.by));
             }
             roots.join(held);
@@ -240,19 +268,20 @@ impl Buffer {
         let gone: Vec<u64> = self.runs.range(f.start..f.end).map(|(&s, _)| s).collect();
         let gone: Vec<Run> = gone.iter().filter_map(|s| self.runs.remove(s)).collect();
         self.lost = None;
+        for write in gone.iter().filter_map(|run| run.write) {
+            self.writes[write].runs -= 1;
+        }
         for run in gone {
-            let Some(old) = run.write else { continue };
-            let remains = self.runs.values().any(|r| r.write == run.write);
-            let constant = run.held.is_some_and(|h| h.iter().next().is_none());
-            let Some(write) = self.writes.get_mut(old) else { continue };
-            match remains {
+            let Some(write) = run.write.and_then(|w| self.writes.get_mut(w)) else { continue };
+            let constant = run.held.is_some_and(|h| h.is_empty());
+            match write.runs > 0 {
                 true if !constant => write.torn = Some(by),
                 false if !write.read.get() && write.torn.is_none() => self.lost = Some(write.by),
                 _ => {}
             }
         }
         let write = Some(self.writes.len());
-        self.writes.push(Write { by, read: Cell::new(false), torn: None });
+        self.writes.push(Write { by, runs: 1, read: Cell::new(false), torn: None });
         let cuts = cuts.into_iter().map(|c| (f.start, c)).collect();
         self.runs.insert(f.start, Run { end: f.end, held: Some(roots), write, pieces: Vec::new(), cuts });
     }

@@ -27,7 +27,7 @@ pub(super) fn check(sharded: &Module, local: &Module, program: &Program) -> Resu
     };
     let chains = local.entries.iter().map(chain).collect::<Result<Vec<_>, _>>()?;
     let mut proofs = Proofs::new(sharded, local, program);
-    let mut state_stage: HashMap<u32, usize> = HashMap::new();
+    let mut state_stage = vec![NONE; tables.states.len() as usize];
     for ((entry, made), chain) in local.entries.iter().zip(&program.entries).zip(&chains) {
         let func = &local.funcs[entry.func];
         let walk = Walk::new(local, program, entry, made, chain, &tables);
@@ -60,15 +60,40 @@ impl Tables {
 /// A value of the chain, by number.
 type Number = u32;
 
+/// No value, or no stage.
+const NONE: u32 = u32::MAX;
+
 /// What one stage holds while it runs a micro-batch.
 #[derive(Default)]
 struct Held {
-    /// Value in each state and output.
-    fixed: HashMap<Slot, Number>,
+    /// Value in each output.
+    outputs: HashMap<u32, Number>,
     /// Start in the arena to end and value.
     arena: BTreeMap<u64, (u64, Number)>,
-    /// Values that lost their place, and to what.
-    lost: HashMap<Number, Number>,
+}
+
+/// A number for each value or state, of the stage that wrote it.
+struct PerStage(Vec<(u32, Number)>);
+
+impl PerStage {
+    fn new(n: usize) -> Self {
+        Self(vec![(NONE, NONE); n])
+    }
+
+    fn get(&self, i: u32, stage: u32) -> Option<Number> {
+        self.last(i).filter(|_| self.0[i as usize].0 == stage)
+    }
+
+    /// What was written last, whichever stage did.
+    fn last(&self, i: u32) -> Option<Number> {
+        self.0.get(i as usize).map(|of| of.1).filter(|&n| n != NONE)
+    }
+
+    fn set(&mut self, i: u32, stage: u32, number: Number) {
+        if let Some(place) = self.0.get_mut(i as usize) {
+            *place = (stage, number);
+        }
+    }
 }
 
 struct Message {
@@ -90,17 +115,21 @@ struct Walk<'a> {
     bytes: Vec<u64>,
     /// Slot of each value that is an argument.
     roles: Vec<Option<Slot>>,
-    /// Argument value of each state.
-    states: HashMap<u32, Number>,
+    /// Argument value of each input, parameter and state.
+    inputs: Vec<Number>,
+    params: Vec<Number>,
+    states: Vec<Number>,
     next_call: usize,
     next_layer: u32,
     links: HashMap<(usize, usize), VecDeque<Message>>,
     /// What outputs hold, and on which stage.
     outputs: HashMap<u32, Vec<(usize, Number)>>,
-    /// What states hold at the end.
-    new_states: HashMap<u32, Number>,
+    /// What each state holds.
+    held: PerStage,
+    /// What overwrote each value that lost its place.
+    lost: PerStage,
     /// What values leave out, if anything.
-    cuts: HashMap<Number, Rc<Vec<Cut>>>,
+    cuts: Vec<Option<Rc<Vec<Cut>>>>,
 }
 
 impl<'a> Walk<'a> {
@@ -114,17 +143,20 @@ impl<'a> Walk<'a> {
     ) -> Self {
         let func = &local.funcs[entry.func];
         let sizes: Vec<u64> = func.values.values().map(|v| v.ty.bytes() as u64).collect();
-        let mut states = HashMap::new();
         let mut roles = vec![None; chain.origins.len()];
+        let mut inputs = vec![NONE; func.args.len()];
+        let mut params = vec![NONE; tables.params.len() as usize];
+        let mut states = vec![NONE; tables.states.len() as usize];
         for &(v, bound) in &chain.args {
-            roles[v as usize] = Some(match bound {
-                Bound::Input(i) => Slot::Input(i),
-                Bound::Param(p) => Slot::Param(p),
-                Bound::State(s) => {
-                    states.insert(s, v);
-                    Slot::State(s)
-                }
-            });
+            let (of, i, slot) = match bound {
+                Bound::Input(i) => (&mut inputs, i, Slot::Input(i)),
+                Bound::Param(i) => (&mut params, i, Slot::Param(i)),
+                Bound::State(i) => (&mut states, i, Slot::State(i)),
+            };
+            roles[v as usize] = Some(slot);
+            if let Some(place) = of.get_mut(i as usize).filter(|v| **v == NONE) {
+                *place = v;
+            }
         }
         Self {
             local,
@@ -136,21 +168,20 @@ impl<'a> Walk<'a> {
             tables,
             bytes: chain.origins.iter().map(|v| sizes[v.as_u32() as usize]).collect(),
             roles,
+            inputs,
+            params,
+            held: PerStage::new(states.len()),
             states,
             next_call: 0,
             next_layer: 0,
             links: HashMap::new(),
             outputs: HashMap::new(),
-            new_states: HashMap::new(),
-            cuts: HashMap::new(),
+            lost: PerStage::new(chain.origins.len()),
+            cuts: vec![None; chain.origins.len()],
         }
     }
 
-    fn run(
-        mut self,
-        proofs: &mut Proofs<'a>,
-        state_stage: &mut HashMap<u32, usize>,
-    ) -> Result<(), Diagnostic> {
+    fn run(mut self, proofs: &mut Proofs<'a>, state_stage: &mut [u32]) -> Result<(), Diagnostic> {
         let made: &'a EntryProgram = self.made;
         for (stage, steps) in made.stages.iter().enumerate() {
             self.stage(stage, steps, proofs, state_stage)?;
@@ -172,7 +203,7 @@ impl<'a> Walk<'a> {
         stage: usize,
         steps: &'a StageProgram,
         proofs: &mut Proofs<'a>,
-        state_stage: &mut HashMap<u32, usize>,
+        state_stage: &mut [u32],
     ) -> Result<(), Diagnostic> {
         let mut held = Held::default();
         for (at, step) in steps.steps.iter().enumerate() {
@@ -188,16 +219,10 @@ impl<'a> Walk<'a> {
             match step {
                 Step::Call { func, slots, layer } => {
                     self.call(&place, &mut held, proofs, (*func, slots, *layer))?;
-                    for slot in slots {
-                        let Slot::State(s) = *slot else { continue };
-                        let first = *state_stage.entry(s).or_insert(stage);
-                        if first != stage {
-                            let state = self.describe(Slot::State(s));
-                            return Err(place.wrong(format!("uses {state}, which stage {first} holds")));
-                        }
-                    }
+                    slots.iter().try_for_each(|&slot| self.check_stage(&place, slot, state_stage))?;
                 }
                 Step::Send { to, tag, slot, bytes } => {
+                    self.check_stage(&place, *slot, state_stage)?;
                     let value = self.content(&place, &held, *slot, &|| self.name(*tag))?;
                     self.check_peer(&place, *to, &|| self.name(value))?;
                     self.check_bytes(&place, value, *bytes)?;
@@ -209,16 +234,40 @@ impl<'a> Walk<'a> {
                 }
             }
         }
-        for (slot, value) in held.fixed {
-            match slot {
-                Slot::Output(o) => self.outputs.entry(o).or_default().push((stage, value)),
-                Slot::State(s) => {
-                    self.new_states.insert(s, value);
-                }
-                _ => {}
-            }
+        for (output, value) in held.outputs {
+            self.outputs.entry(output).or_default().push((stage, value));
         }
         Ok(())
+    }
+
+    /// A state lives on one stage: that of all steps of all entries that name it.
+    fn check_stage(&self, place: &Place<'_>, slot: Slot, state_stage: &mut [u32]) -> Result<(), Diagnostic> {
+        let Slot::State(s) = slot else { return Ok(()) };
+        let Some(first) = state_stage.get_mut(s as usize) else { return Ok(()) };
+        if *first == NONE {
+            *first = place.stage as u32;
+        }
+        match *first == place.stage as u32 {
+            true => Ok(()),
+            false => Err(place.wrong(format!("uses {}, which stage {first} holds", self.describe(slot)))),
+        }
+    }
+
+    /// What a state holds on a stage.
+    fn in_state(&self, place: &Place<'_>, s: u32) -> Option<Number> {
+        let first = || self.states.get(s as usize).copied().filter(|&v| v != NONE);
+        self.held.get(s, place.stage as u32).or_else(first)
+    }
+
+    /// Puts a value into a state or output.
+    fn hold(&mut self, place: &Place<'_>, held: &mut Held, slot: Slot, value: Number) {
+        match slot {
+            Slot::State(s) => self.held.set(s, place.stage as u32, value),
+            Slot::Output(o) => {
+                held.outputs.insert(o, value);
+            }
+            _ => {}
+        }
     }
 
     fn check_peer(&self, place: &Place<'_>, peer: u32, name: &dyn Fn() -> String) -> Result<(), Diagnostic> {
@@ -320,11 +369,10 @@ impl<'a> Walk<'a> {
     ) -> Result<Number, Diagnostic> {
         let found = match slot {
             Slot::Value(offset) => held.arena.get(&offset).map(|&(_, v)| v),
-            Slot::State(s) => held.fixed.get(&slot).or(self.states.get(&s)).copied(),
-            Slot::Output(_) => held.fixed.get(&slot).copied(),
-            Slot::Param(_) | Slot::Input(_) => {
-                self.chain.args.iter().map(|a| a.0).find(|&v| self.roles[v as usize] == Some(slot))
-            }
+            Slot::State(s) => self.in_state(place, s),
+            Slot::Output(o) => held.outputs.get(&o).copied(),
+            Slot::Param(i) => self.params.get(i as usize).copied().filter(|&v| v != NONE),
+            Slot::Input(i) => self.inputs.get(i as usize).copied().filter(|&v| v != NONE),
             Slot::Const(_) => None,
         };
         found.ok_or_else(|| {
@@ -334,21 +382,27 @@ impl<'a> Walk<'a> {
     }
 
     /// Whether a slot holds a value.
-    fn holds(&self, held: &Held, slot: Slot, value: Number) -> bool {
+    fn holds(&self, place: &Place<'_>, held: &Held, slot: Slot, value: Number) -> bool {
         match slot {
             Slot::Value(offset) => {
                 let end = offset.checked_add(self.bytes[value as usize]);
                 held.arena.get(&offset).is_some_and(|&(e, v)| v == value && Some(e) == end)
             }
-            Slot::State(s) => held.fixed.get(&slot).or(self.states.get(&s)) == Some(&value),
-            Slot::Output(_) => held.fixed.get(&slot) == Some(&value),
+            Slot::State(s) => self.in_state(place, s) == Some(value),
+            Slot::Output(o) => held.outputs.get(&o) == Some(&value),
             Slot::Param(_) | Slot::Input(_) => self.roles[value as usize] == Some(slot),
             Slot::Const(_) => false,
         }
     }
 
     /// Puts a value into the arena; whatever it covers is gone.
-    fn put(&self, place: &Place<'_>, held: &mut Held, offset: u64, value: Number) -> Result<(), Diagnostic> {
+    fn put(
+        &mut self,
+        place: &Place<'_>,
+        held: &mut Held,
+        offset: u64,
+        value: Number,
+    ) -> Result<(), Diagnostic> {
         let bytes = self.bytes[value as usize];
         let end = offset.checked_add(bytes).filter(|&e| e <= place.arena && offset.is_multiple_of(ALIGN));
         let Some(end) = end else {
@@ -362,9 +416,9 @@ impl<'a> Walk<'a> {
             && offset < e
         {
             held.arena.remove(&start);
-            held.lost.insert(old, value);
+            self.lost.set(old, place.stage as u32, value);
         }
-        held.lost.remove(&value);
+        self.lost.set(value, place.stage as u32, NONE);
         held.arena.insert(offset, (end, value));
         Ok(())
     }
@@ -376,8 +430,8 @@ impl<'a> Walk<'a> {
             let name = || names::element(&self.entry.results[r.index as usize], r.element);
             if let Some(s) = r.state {
                 self.check_state(r.value, &name)?;
-                let held = self.new_states.get(&s).or(self.states.get(&s));
-                if held != Some(&r.value) {
+                let held = self.held.last(s).or_else(|| self.states.get(s as usize).copied());
+                if held != Some(r.value) {
                     let what = format!("is the new value of state `{}`, but does not end up there", name());
                     return Err(self.of_value(r.value, &what));
                 }

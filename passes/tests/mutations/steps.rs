@@ -28,6 +28,7 @@ pub const KINDS: &[Kind] = &[
     ("wrong message size", |c| steps(c, wrong_bytes)),
     ("missing recv", |c| steps(c, |e, s, i| is_recv(e, s, i).then(|| drop(e.stages[s].steps.remove(i))))),
     ("missing send", |c| steps(c, |e, s, i| is_send(e, s, i).then(|| drop(e.stages[s].steps.remove(i))))),
+    ("a state sent from a stage that does not hold it", send_others_state),
     ("send before its value is made", |c| steps(c, send_first)),
     ("recv after its value is read", |c| steps(c, recv_last)),
     ("recv from the wrong stage", |c| steps(c, recv_elsewhere)),
@@ -243,6 +244,30 @@ fn send_first(e: &mut EntryProgram, s: usize, i: usize) -> Option<()> {
     let step = e.stages[s].steps.remove(i);
     e.stages[s].steps.insert(0, step);
     Some(())
+}
+
+/// A stage sends its own copy, which nothing updates, of a state that the receiver holds.
+fn send_others_state(c: &Compiled) -> Vec<Mutant> {
+    let states = c.program.clone().expanded().expect("well-formed stacks").states;
+    let mut mutants = steps(c, |e, s, i| {
+        let Step::Send { to, tag: after, .. } = e.stages[s].steps[i] else { return None };
+        let receiver = &mut e.stages[to as usize];
+        let slots = receiver.steps.iter().filter_map(|step| match step {
+            Step::Call { slots, .. } => Some(slots),
+            _ => None,
+        });
+        let slot = slots.flatten().copied().find(|slot| matches!(slot, Slot::State(_)))?;
+        let Slot::State(n) = slot else { return None };
+        let bytes = states[n as usize].sharding.local_type(&states[n as usize].ty).bytes() as u64;
+        let at = receiver.steps.iter().position(|x| matches!(x, Step::Recv { tag, .. } if *tag == after))?;
+        let (tag, free) = (u32::MAX - 1, Slot::Value(receiver.arena_bytes));
+        receiver.arena_bytes += bytes.next_multiple_of(64);
+        receiver.steps.insert(at + 1, Step::Recv { from: s as u32, tag, slot: free, bytes });
+        e.stages[s].steps.insert(i + 1, Step::Send { to, tag, slot, bytes });
+        Some(())
+    });
+    mutants.iter_mut().for_each(|m| m.names = states.iter().map(|s| s.name.clone()).collect());
+    mutants
 }
 
 fn recv_last(e: &mut EntryProgram, s: usize, i: usize) -> Option<()> {

@@ -95,8 +95,7 @@ impl<'a> Run<'a> {
         reach: &Reach,
     ) -> Result<Vec<Cut>, Diagnostic> {
         let rank = launch.extents.len();
-        let in_place =
-            reach.buffer > 0 && self.code.in_place.iter().any(|p| p.0 as usize + 1 == reach.buffer);
+        let in_place = self.in_place[reach.buffer];
         let mut steps = Vec::new();
         for (e, &stride) in launch.extents.iter().zip(&launch.strides[access * rank..]) {
             let mut e = e.clone();
@@ -132,10 +131,8 @@ impl<'a> Run<'a> {
             }
             scalar => scalar.clone(),
         };
-        for ((s, _), known) in self.expected.scalars.iter().zip(&mut self.known) {
-            if *s == piece {
-                (*known, wanted) = (true, true);
-            }
+        if let Some(known) = self.known.get_mut(&piece) {
+            (*known, wanted) = (true, true);
         }
         match wanted {
             true => Ok(()),

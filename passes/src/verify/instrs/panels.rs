@@ -1,5 +1,5 @@
 //! Parameters in panels: products with them, and rows looked up in them. Instructions only know the extents of such a matrix; whether
-//! the parameter's form is the one that the ops read is asked for each call ([`reads`]).
+//! the parameter's form is the one that the ops read is asked where it is bound ([`readings`]).
 
 use super::super::cuts::Path;
 use super::super::expect::live;
@@ -8,23 +8,55 @@ use super::{Reach, Run};
 use pcc_ir::program::{Gemm, Loc, PackedMatrix, Rows, Scalar, Storage};
 use pcc_ir::{DType, Diagnostic, Extent, Func, Op, ValueId};
 
-/// Whether the ops that use argument `v` read it as the matrix that `storage` makes of it.
-pub(in super::super) fn reads(func: &Func, v: ValueId, storage: &Storage) -> bool {
-    let (Storage::Panels { k, n } | Storage::Blocks { k, n, .. }) = storage else { return true };
+/// How the ops of a function that something needs read one of its arguments.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Reading {
+    /// Whether all of them read it as a matrix: products and rows looked up.
+    matrix: bool,
+    /// The dims that all products with it contract, in order, if there are any.
+    contracted: Option<Vec<usize>>,
+    looked_up: bool,
+}
+
+impl Reading {
+    /// Whether that is how a parameter in this form is read: as the matrix that `storage` makes of it.
+    pub(in super::super) fn is_of(&self, storage: &Storage) -> bool {
+        let (Storage::Panels { k, n } | Storage::Blocks { k, n, .. }) = storage else { return true };
+        self.matrix && self.contracted.as_ref().is_none_or(|c| c == k) && (!self.looked_up || *n == [0])
+    }
+}
+
+/// How a function reads each of its arguments.
+pub(in super::super) fn readings(func: &Func) -> Vec<Reading> {
+    let unread = Reading { matrix: true, contracted: None, looked_up: false };
+    let mut of = vec![unread; func.args.len()];
+    let mut place = vec![None; func.values.len()];
+    for (i, v) in func.args.iter().enumerate() {
+        place[v.as_u32() as usize] = Some(i);
+    }
+    let place = |v: &ValueId| place[v.as_u32() as usize];
+    func.results.iter().filter_map(place).for_each(|i| of[i].matrix = false);
     let live = live(func);
-    let uses = func.insts.iter().enumerate().filter(|(at, inst)| live.contains(at) && inst.args.contains(&v));
-    let mut uses = uses.map(|(_, inst)| inst);
-    !func.results.contains(&v)
-        && uses.all(|inst| match &inst.op {
-            Op::DotGeneral(dot) => {
-                let left = inst.args[0] == v;
-                let mut contracted = if left { dot.lhs_contract.clone() } else { dot.rhs_contract.clone() };
-                contracted.sort_unstable();
-                inst.args[0] != inst.args[1] && dot.lhs_batch.is_empty() && contracted == *k
+    for (_, inst) in func.insts.iter().enumerate().filter(|(at, _)| live[*at]) {
+        for (side, i) in inst.args.iter().enumerate().filter_map(|(side, v)| Some((side, place(v)?))) {
+            let reading = &mut of[i];
+            match &inst.op {
+                Op::DotGeneral(dot) => {
+                    let mut dims =
+                        if side == 0 { dot.lhs_contract.clone() } else { dot.rhs_contract.clone() };
+                    dims.sort_unstable();
+                    let alike = reading.contracted.get_or_insert_with(|| dims.clone()) == &dims;
+                    reading.matrix &= inst.args[0] != inst.args[1] && dot.lhs_batch.is_empty() && alike;
+                }
+                Op::Gather(g) => {
+                    reading.matrix &= g.batch == 0 && side == 0 && inst.args[1] != inst.args[0];
+                    reading.looked_up = true;
+                }
+                _ => reading.matrix = false,
             }
-            Op::Gather(g) => g.batch == 0 && inst.args[0] == v && inst.args[1] != v && *n == [0],
-            _ => false,
-        })
+        }
+    }
+    of
 }
 
 impl<'a> Run<'a> {

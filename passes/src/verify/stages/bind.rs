@@ -1,11 +1,11 @@
 //! One call: the function that is next in the chain, its slots the values it takes and gives.
 
 use super::super::fault;
-use super::super::instrs::{Given, reads};
+use super::super::instrs::Given;
 use super::{Held, Number, Place, Proofs, Walk, overlap};
-use pcc_ir::program::{FuncProgram, IoSpec, LocalParam, PackedMatrix, Program, Slot, Storage};
+use pcc_ir::program::{FuncProgram, IoSpec, Program, Slot, Storage};
 use pcc_ir::repeat::ChainCall;
-use pcc_ir::{DType, Diagnostic, FuncId, Type};
+use pcc_ir::{Diagnostic, Type};
 
 impl<'a> Walk<'a> {
     pub(super) fn call(
@@ -52,17 +52,24 @@ impl<'a> Walk<'a> {
             let what = format!("calls `{}` where `{callee}` is to make {name}", code.name);
             return Err(place.wrong(what).why(why.what.clone()));
         }
-        let made = proof.as_ref().map_or_else(|_| Vec::new(), |p| p.results.clone());
+        let made = proof.as_ref().map_or(&[][..], |p| &p.results);
         self.leaves_out(call, made);
         self.check_layer(place, call, layer)?;
         self.next_call += 1;
         let args = code.args as usize;
         for (i, (&v, &slot)) in self.chain.args_of(call).iter().zip(slots).enumerate() {
-            if !self.holds(held, slot, v) {
+            if !self.holds(place, held, slot, v) {
                 return Err(self.misbound(place, held, call, (i, v, slot)));
             }
-            let taken = proofs.packed(index, code, i);
-            self.check_form(place, id, (i, slot), taken)?;
+            let row = self.row(slot);
+            if !proofs.is_held_as_taken((id, index), i, row) {
+                let callee = &self.local.funcs[id];
+                let (name, bound) = (fault::value(callee, callee.args[i]), self.describe(slot));
+                return Err(place.wrong(format!(
+                    "binds {name} of `{}` to {bound}, which is held in another form",
+                    callee.name
+                )));
+            }
         }
         for (k, &slot) in slots.iter().skip(args + code.results as usize).enumerate() {
             let right = matches!(slot, Slot::Const(c) if proofs.constant((id, index), k, c));
@@ -73,38 +80,13 @@ impl<'a> Walk<'a> {
                 return Err(place.wrong(what));
             }
         }
-        self.results(place, held, code, (call, slots))
+        self.results(place, held, proofs, (index, code), (call, slots))
     }
 
-    fn param(&self, slot: Slot) -> Option<&'a LocalParam> {
+    /// The row of a parameter in the program's table.
+    fn row(&self, slot: Slot) -> Option<u32> {
         let Slot::Param(number) = slot else { return None };
-        let (row, _) = self.tables.params.origin(number)?;
-        self.program.params.get(row as usize)
-    }
-
-    /// A parameter is held in the form in which the function takes it, and that is what the function's ops read.
-    fn check_form(
-        &self,
-        place: &Place<'_>,
-        id: FuncId,
-        (i, slot): (usize, Slot),
-        taken: Option<(PackedMatrix, DType)>,
-    ) -> Result<(), Diagnostic> {
-        let callee = &self.local.funcs[id];
-        let arg = callee.args[i];
-        let param = self.param(slot);
-        let ty = callee.ty(arg);
-        let held = param.and_then(|p| Some((p.storage.matrix(&ty.shape)?, ty.dtype)));
-        let sound = param.is_none_or(|p| {
-            p.storage.check(&p.ty, &p.source, &ty.shape).is_ok() && reads(callee, arg, &p.storage)
-        });
-        if held == taken && sound {
-            return Ok(());
-        }
-        let name = fault::value(callee, arg);
-        let bound = self.describe(slot);
-        Err(place
-            .wrong(format!("binds {name} of `{}` to {bound}, which is held in another form", callee.name)))
+        self.tables.params.origin(number).map(|(row, _)| row)
     }
 
     /// Layers are numbered along the chain.
@@ -153,7 +135,7 @@ impl<'a> Walk<'a> {
                 "binds argument {i} of the call that makes {made} to {bound}{here}; it should be {name}"
             ))
             .at(format!("{}, entry `{}`", self.place_of(call), self.entry.name));
-        if let Some(&by) = held.lost.get(&v) {
+        if let Some(by) = self.lost.get(v, place.stage as u32) {
             d = d.why(format!("{name} was overwritten by {}", self.name(by)));
         }
         d
@@ -161,20 +143,21 @@ impl<'a> Walk<'a> {
 
     /// Binds results: in-place ones stay where they are, others go to places that the call does not read.
     fn results(
-        &self,
+        &mut self,
         place: &Place<'_>,
         held: &mut Held,
-        code: &FuncProgram,
+        proofs: &Proofs<'a>,
+        (index, code): (u32, &FuncProgram),
         (call, slots): (&ChainCall, &[Slot]),
     ) -> Result<(), Diagnostic> {
         let args = code.args as usize;
+        let all_apart = slots.len() > FEW && all_apart(slots, code);
         for (r, (&v, &slot)) in self.chain.results_of(call).iter().zip(slots.iter().skip(args)).enumerate() {
             let name = || self.name(v);
-            let partner =
-                code.in_place.iter().find(|p| p.1 as usize == args + r).and_then(|p| slots.get(p.0 as usize));
+            let partner = proofs.partner(index, r).and_then(|a| slots.get(a));
             if let Some(&partner) = partner {
                 let state = matches!(slot, Slot::State(_));
-                let shared = slots.iter().filter(|&&s| s == slot).count() > 2;
+                let shared = !all_apart && slots.iter().filter(|&&s| s == slot).count() > 2;
                 if slot != partner || !state || shared {
                     let (a, b) = (self.describe(partner), self.describe(slot));
                     return Err(place.wrong(format!(
@@ -182,12 +165,13 @@ impl<'a> Walk<'a> {
                         name()
                     )));
                 }
-                held.fixed.insert(slot, v);
+                self.hold(place, held, slot, v);
                 continue;
             }
-            let others = slots.iter().zip(&code.slot_bytes).enumerate().filter(|(i, _)| *i != args + r);
             let bytes = self.bytes[v as usize];
-            if let Some((i, _)) = others.into_iter().find(|(_, (s, b))| overlap((slot, bytes), (**s, **b))) {
+            let mut others = slots.iter().zip(&code.slot_bytes).enumerate().filter(|(i, _)| *i != args + r);
+            let over = |(_, (s, b)): &(usize, (&Slot, &u64))| overlap((slot, bytes), (**s, **b));
+            if !all_apart && let Some((i, _)) = others.find(over) {
                 let what = if i < args { "an argument" } else { "another result" };
                 return Err(place.wrong(format!("puts {} over {what} of the same call", name())));
             }
@@ -209,7 +193,7 @@ impl<'a> Walk<'a> {
                         let to = self.describe(slot);
                         return Err(place.wrong(format!("puts {}, of {bytes} bytes, into {to}", name())));
                     }
-                    held.fixed.insert(slot, v);
+                    self.hold(place, held, slot, v);
                 }
                 _ => {
                     return Err(place.wrong(format!("writes {} into {}", name(), self.describe(slot))));
@@ -233,16 +217,18 @@ impl<'a> Walk<'a> {
 
     /// A copy of a value into an output or state.
     fn copy(
-        &self,
+        &mut self,
         place: &Place<'_>,
         held: &mut Held,
         proofs: &mut Proofs<'a>,
         (index, code, from, to): (u32, &FuncProgram, Slot, Slot),
     ) -> Result<(), Diagnostic> {
         let value = self.content(place, held, from, &|| format!("a copy where {}", self.next_made()))?;
-        let name = self.name(value);
+        let name = || self.name(value);
         let ty = self.func.ty(self.chain.origins[value as usize]);
-        if self.param(from).is_some_and(|p| p.storage != Storage::Dense) {
+        let param = self.row(from).and_then(|row| self.program.params.get(row as usize));
+        if param.is_some_and(|p| p.storage != Storage::Dense) {
+            let name = name();
             return Err(place.wrong(format!("copies {name}, which is held in panels, as if it were dense")));
         }
         if !proofs.is_copy(index, code, ty) {
@@ -252,16 +238,101 @@ impl<'a> Walk<'a> {
             {
                 return Err(why.clone());
             }
-            let next = self.next_made();
+            let (name, next) = (name(), self.next_made());
             return Err(place.wrong(format!("calls `{}` on {name}, which is no copy; {next}", code.name)));
         }
         if !code.shared.is_empty() {
-            return Err(place.wrong(format!("copies {name} once for all devices of a team, not on each")));
+            return Err(place.wrong(format!("copies {} once for all devices of a team, not on each", name())));
         }
         if self.room(to) != Some(ty.bytes() as u64) || from == to {
-            return Err(place.wrong(format!("copies {name} into {}", self.describe(to))));
+            return Err(place.wrong(format!("copies {} into {}", name(), self.describe(to))));
         }
-        held.fixed.insert(to, value);
+        self.hold(place, held, to, value);
         Ok(())
+    }
+}
+
+/// Slots that are compared one with another; more are sorted.
+const FEW: usize = 48;
+
+/// Whether no two slots of a call share bytes, but for arguments and the results that are these updated in place; no answer for lists
+/// that name one of them twice.
+fn all_apart(slots: &[Slot], code: &FuncProgram) -> bool {
+    let mut in_place = vec![false; slots.len()];
+    for place in code.in_place.iter().flat_map(|&(a, r)| [a, r]) {
+        if in_place.get_mut(place as usize).is_none_or(|known| std::mem::replace(known, true)) {
+            return false;
+        }
+    }
+    code.in_place.iter().for_each(|&(a, _)| in_place[a as usize] = false);
+    let mut ends: Vec<(u8, u64, u64)> = slots
+        .iter()
+        .zip(&code.slot_bytes)
+        .zip(in_place)
+        .filter(|(_, in_place)| !in_place)
+        .map(|((slot, bytes), _)| match *slot {
+            Slot::Param(i) => (0, u64::from(i), u64::from(i) + 1),
+            Slot::State(i) => (1, u64::from(i), u64::from(i) + 1),
+            Slot::Input(i) => (2, u64::from(i), u64::from(i) + 1),
+            Slot::Output(i) => (3, u64::from(i), u64::from(i) + 1),
+            Slot::Const(i) => (4, u64::from(i), u64::from(i) + 1),
+            Slot::Value(offset) => (5, offset, offset.saturating_add(*bytes)),
+        })
+        .collect();
+    ends.sort_unstable();
+    ends.windows(2).all(|w| w[0].0 != w[1].0 || w[0].2 <= w[1].1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of random slots: whatever is said to be apart is apart by comparing all pairs.
+    #[test]
+    fn sorted_slots_are_apart_as_compared_ones_are() {
+        let mut seed = 7u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) % below
+        };
+        let (mut apart, mut not) = (0, 0);
+        for _ in 0..20_000 {
+            let n = 2 + random(5) as usize;
+            let mut slots: Vec<Slot> = (0..n)
+                .map(|_| match random(5) {
+                    0 => Slot::State(random(3) as u32),
+                    1 => Slot::Output(random(9) as u32),
+                    _ => Slot::Value(64 * random(20)),
+                })
+                .collect();
+            let mut slot_bytes: Vec<u64> = (0..n).map(|_| 1 + random(200)).collect();
+            let args = 1 + random(n as u64 - 1) as u32;
+            let pairs = random(3);
+            let pair = |_| (random(args.into()) as u32, args + random(n as u64 - u64::from(args)) as u32);
+            let in_place: Vec<(u32, u32)> = (0..pairs).map(pair).collect();
+            // Others are refused before.
+            for &(a, r) in in_place.iter().rev() {
+                (slots[r as usize], slot_bytes[r as usize]) = (slots[a as usize], slot_bytes[a as usize]);
+            }
+            let code = FuncProgram { slot_bytes, args, in_place, ..FuncProgram::default() };
+            let of = |i: usize| (slots[i], code.slot_bytes[i]);
+            let all = (0..n).flat_map(|j| (0..j).map(move |i| (i, j)));
+            let mut shared = all.filter(|&(i, j)| overlap(of(i), of(j)));
+            match all_apart(&slots, &code) {
+                true => {
+                    apart += 1;
+                    let pair = |(i, j): (usize, usize)| code.in_place.contains(&(i as u32, j as u32));
+                    assert!(shared.all(pair), "{slots:?} {code:?}");
+                }
+                false => {
+                    not += 1;
+                    let mut places: Vec<u32> = code.in_place.iter().flat_map(|&(a, r)| [a, r]).collect();
+                    places.sort_unstable();
+                    let twice = places.windows(2).any(|w| w[0] == w[1]);
+                    assert!(twice || shared.next().is_some(), "{slots:?} {code:?}");
+                }
+            }
+        }
+        assert!(apart > 1000 && not > 1000);
     }
 }

@@ -1,9 +1,13 @@
 //! Checks of instruction lists, each made once.
+//!
+//! Everything that is asked for every call is answered from here, and depends on the function called, the instruction list, the row of
+//! the parameter's table and what arguments leave out alone, never on the layer. So the answers of one call are those of all calls
+//! that are alike, and a call of yet another layer costs some comparisons of numbers.
 
-use super::super::instrs::{self, Given, Proof};
+use super::super::instrs::{self, Given, Proof, Reading};
 use pcc_ir::program::{FuncProgram, PackedMatrix, Program};
 use pcc_ir::{DType, Diagnostic, Func, FuncId, Module, Type};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 /// What each argument leaves out, and what follows.
 type Known = (Given, Result<Proof, Diagnostic>);
@@ -13,26 +17,79 @@ pub(super) struct Proofs<'a> {
     sharded: &'a Module,
     pub(super) local: &'a Module,
     pub(super) program: &'a Program,
-    /// What holds of a pair for arguments that leave this out.
-    calls: HashMap<(FuncId, u32), Vec<Known>>,
-    copies: HashMap<u32, bool>,
-    /// Arguments that each instruction list takes in panels.
-    packed: HashMap<u32, BTreeMap<u32, (PackedMatrix, DType)>>,
-    /// Whether a constant of the program is the one that a pair's slot wants.
-    tables: HashMap<(FuncId, u32, usize, u32), bool>,
+    /// By instruction list.
+    codes: Vec<Code>,
+    /// How each function reads each of its arguments.
+    readings: HashMap<FuncId, Vec<Reading>>,
+}
+
+/// What is known of an instruction list.
+struct Code {
+    /// How each argument is taken, if in panels.
+    packed: Vec<Option<(PackedMatrix, DType)>>,
+    /// The argument that each result is updated in place of.
+    partners: Vec<Option<usize>>,
+    copies: Option<bool>,
+    /// Functions that it was called for: nearly always one.
+    pairs: Vec<Pair>,
+}
+
+/// An instruction list and a function that it was called for.
+struct Pair {
+    func: FuncId,
+    /// What holds for arguments that leave this out.
+    known: Vec<Known>,
+    /// For each constant: the last one that was bound, and whether it is the one that the list wants.
+    constants: Vec<Option<(u32, bool)>>,
+    /// For each argument: the row of the last parameter bound to it, and whether that is held as it is taken.
+    forms: Vec<Option<(u32, bool)>>,
+}
+
+impl Code {
+    fn of(code: &FuncProgram) -> Self {
+        // No more than there are slots, whatever the counts say.
+        let count = |n: u32| (n as usize).min(code.slot_bytes.len());
+        let mut packed = vec![None; count(code.args)];
+        for (i, form) in code.packed().unwrap_or_default() {
+            if let Some(place) = packed.get_mut(i as usize) {
+                *place = Some(form);
+            }
+        }
+        let mut partners = vec![None; count(code.results)];
+        // Of several the first counts, as it does where instructions are followed.
+        for &(a, r) in code.in_place.iter().rev() {
+            let result = (r as usize).checked_sub(code.args as usize);
+            if let Some(place) = result.and_then(|r| partners.get_mut(r)) {
+                *place = Some(a as usize);
+            }
+        }
+        Self { packed, partners, copies: None, pairs: Vec::new() }
+    }
+
+    fn pair(&mut self, func: FuncId) -> &mut Pair {
+        let at = self.pairs.iter().position(|p| p.func == func).unwrap_or_else(|| {
+            self.pairs.push(Pair { func, known: Vec::new(), constants: Vec::new(), forms: Vec::new() });
+            self.pairs.len() - 1
+        });
+        &mut self.pairs[at]
+    }
+}
+
+/// The last answer to a question, if it was asked with the same number.
+fn last(of: &mut Vec<Option<(u32, bool)>>, at: usize, number: u32, answer: impl FnOnce() -> bool) -> bool {
+    if of.len() <= at {
+        of.resize(at + 1, None);
+    }
+    match of[at] {
+        Some((asked, known)) if asked == number => known,
+        _ => of[at].insert((number, answer())).1,
+    }
 }
 
 impl<'a> Proofs<'a> {
     pub(super) fn new(sharded: &'a Module, local: &'a Module, program: &'a Program) -> Self {
-        Self {
-            sharded,
-            local,
-            program,
-            calls: HashMap::new(),
-            copies: HashMap::new(),
-            packed: HashMap::new(),
-            tables: HashMap::new(),
-        }
+        let codes = program.funcs.iter().map(Code::of).collect();
+        Self { sharded, local, program, codes, readings: HashMap::new() }
     }
 
     pub(super) fn call(
@@ -42,24 +99,44 @@ impl<'a> Proofs<'a> {
         code: &FuncProgram,
         args: &Given,
     ) -> &Result<Proof, Diagnostic> {
-        let (global, local) = (self.sharded.funcs.get(id), &self.local.funcs[id]);
-        let known = self.calls.entry((id, index)).or_default();
+        let known = &mut self.codes[index as usize].pair(id).known;
         let at = known.iter().position(|k| k.0 == *args).unwrap_or_else(|| {
+            let (global, local) = (self.sharded.funcs.get(id), &self.local.funcs[id]);
             known.push((args.to_vec(), instrs::check(self.program, global, local, code, args)));
             known.len() - 1
         });
         &known[at].1
     }
 
-    /// How argument `i` is taken, if in panels.
-    pub(super) fn packed(
+    /// The argument that result `r` is updated in place of.
+    pub(super) fn partner(&self, index: u32, r: usize) -> Option<usize> {
+        self.codes.get(index as usize)?.partners.get(r).copied().flatten()
+    }
+
+    /// Whether a parameter (its row in the program's table; none for what is no parameter) is held in the form in which argument `i` of
+    /// a call is taken, and that is the one that the function's ops read.
+    pub(super) fn is_held_as_taken(
         &mut self,
-        index: u32,
-        code: &FuncProgram,
+        (id, index): (FuncId, u32),
         i: usize,
-    ) -> Option<(PackedMatrix, DType)> {
-        let of = self.packed.entry(index).or_insert_with(|| code.packed().unwrap_or_default());
-        of.get(&(i as u32)).copied()
+        row: Option<u32>,
+    ) -> bool {
+        let (local, program, readings) = (self.local, self.program, &mut self.readings);
+        let code = &mut self.codes[index as usize];
+        let taken = code.packed.get(i).copied().flatten();
+        let Some(row) = row else { return taken.is_none() };
+        last(&mut code.pair(id).forms, i, row, || {
+            let callee = &local.funcs[id];
+            let (Some(&arg), Some(param)) = (callee.args.get(i), program.params.get(row as usize)) else {
+                return false;
+            };
+            let ty = callee.ty(arg);
+            let held = param.storage.matrix(&ty.shape).map(|matrix| (matrix, ty.dtype));
+            let reading = readings.entry(id).or_insert_with(|| instrs::readings(callee));
+            held == taken
+                && param.storage.check(&param.ty, &param.source, &ty.shape).is_ok()
+                && reading.get(i).is_some_and(|r| r.is_of(&param.storage))
+        })
     }
 
     /// Whether a function of the program only copies its argument, of this type.
@@ -68,7 +145,7 @@ impl<'a> Proofs<'a> {
             return false;
         }
         let program = self.program;
-        let known = *self.copies.entry(index).or_insert_with(|| {
+        let known = *self.codes[index as usize].copies.get_or_insert_with(|| {
             let mut identity = Func::new(code.name.clone());
             let v = identity.arg(ty.clone(), "copied");
             identity.results.push(v);
@@ -77,13 +154,13 @@ impl<'a> Proofs<'a> {
         known && code.slot_bytes.iter().all(|&b| b == ty.bytes() as u64)
     }
 
-    pub(super) fn constant(&mut self, pair: (FuncId, u32), k: usize, slot: u32) -> bool {
-        let (calls, program) = (&self.calls, self.program);
-        *self.tables.entry((pair.0, pair.1, k, slot)).or_insert_with(|| {
-            let wanted = calls
-                .get(&pair)
-                .and_then(|known| known.iter().find_map(|k| k.1.as_ref().ok()))
-                .and_then(|proof| proof.constants.get(k));
+    /// Whether a constant of the program is the one that an instruction list, called for a function, wants as its `k`th.
+    pub(super) fn constant(&mut self, (id, index): (FuncId, u32), k: usize, slot: u32) -> bool {
+        let program = self.program;
+        let Pair { known, constants, .. } = self.codes[index as usize].pair(id);
+        last(constants, k, slot, || {
+            let proof = known.iter().find_map(|k| k.1.as_ref().ok());
+            let wanted = proof.and_then(|proof| proof.constants.get(k));
             wanted.is_some() && wanted == program.constants.get(slot as usize)
         })
     }

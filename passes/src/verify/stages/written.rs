@@ -12,18 +12,19 @@ impl Walk<'_> {
     /// What is left out of the arguments of a call.
     pub(super) fn given(&self, call: &ChainCall) -> Given {
         let args = self.chain.args_of(call).iter().enumerate();
-        args.filter_map(|(i, v)| Some((i, self.cuts.get(v)?.clone()))).collect()
+        args.filter_map(|(i, v)| Some((i, self.cuts[*v as usize].clone()?))).collect()
     }
 
     /// Records what a call leaves out of its results.
-    pub(super) fn leaves_out(&mut self, call: &ChainCall, made: Vec<Rc<Vec<Cut>>>) {
-        let results = self.chain.results_of(call).iter().copied();
-        self.cuts.extend(results.zip(made).filter(|(_, cuts)| !cuts.is_empty()));
+    pub(super) fn leaves_out(&mut self, call: &ChainCall, made: &[Rc<Vec<Cut>>]) {
+        for (&v, cuts) in self.chain.results_of(call).iter().zip(made).filter(|(_, cuts)| !cuts.is_empty()) {
+            self.cuts[v as usize] = Some(cuts.clone());
+        }
     }
 
     /// The host reads of an output what it stands for of the rows and positions of the run.
     pub(super) fn check_output(&self, v: Number, output: usize) -> Result<(), Diagnostic> {
-        let (Some(cuts), Some(spec)) = (self.cuts.get(&v), self.made.outputs.get(output)) else {
+        let (Some(cuts), Some(spec)) = (&self.cuts[v as usize], self.made.outputs.get(output)) else {
             return Ok(());
         };
         let ty = self.func.ty(self.chain.origins[v as usize]);
@@ -50,7 +51,7 @@ impl Walk<'_> {
     pub(super) fn check_state(&self, v: Number, name: &dyn Fn() -> String) -> Result<(), Diagnostic> {
         let masked = matches!(self.program.model.task, Task::CausalLm | Task::Encoder);
         let lasting = |cut: &Cut| cut.clip.part == Part::Rows && masked;
-        match self.cuts.get(&v).is_none_or(|cuts| cuts.iter().all(lasting)) {
+        match self.cuts[v as usize].as_ref().is_none_or(|cuts| cuts.iter().all(lasting)) {
             true => Ok(()),
             false => Err(self.of_value(v, &format!("is state `{}`, but is written in part", name()))),
         }
