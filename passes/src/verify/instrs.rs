@@ -289,11 +289,11 @@ impl<'a> Run<'a> {
         some: Option<Vec<Cut>>,
     ) -> Result<(), Diagnostic> {
         let (args, results) = (self.func.args.len(), self.func.results.len());
-        if let Some(slot) = r.buffer.checked_sub(1) {
-            if slot < args && !self.in_place[r.buffer] || slot >= args + results {
-                let name = self.buffer_name(r.buffer);
-                return Err(self.wrong(at, format!("writes {name}, which is only read")));
-            }
+        if let Some(slot) = r.buffer.checked_sub(1)
+            && (slot < args && !self.in_place[r.buffer] || slot >= args + results)
+        {
+            let name = self.buffer_name(r.buffer);
+            return Err(self.wrong(at, format!("writes {name}, which is only read")));
         }
         let done = match some {
             Some(left_out) => self.buffers[r.buffer].write_some(&r.at, roots, left_out),
