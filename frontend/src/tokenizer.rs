@@ -2,6 +2,7 @@
 
 mod folder;
 mod gguf;
+mod spelling;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -101,6 +102,12 @@ impl Tokenizer {
         self.inner
             .decode(ids, !special)
             .map_err(|e| Diagnostic::input("the tokens cannot be turned into text").why(e.to_string()))
+    }
+
+    /// A token as the vocabulary spells it; `None` for those that have no text: special ones, and ids outside it.
+    fn spelled(&self, id: u32) -> Option<String> {
+        let token = self.inner.id_to_token(id)?;
+        (!self.inner.get_added_vocabulary().is_special_token(&token)).then_some(token)
     }
 
     /// Decodes what is generated after the tokens of `prompt`, token by token, see [`TextStream`].

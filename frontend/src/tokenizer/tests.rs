@@ -230,6 +230,62 @@ fn malformed_json_is_an_error() {
     }
 }
 
+/// Tokens of a stream, pushed one at a time, and what is left at the end.
+fn streamed(t: &Tokenizer, ids: &[u32]) -> String {
+    let mut stream = t.stream_after(&[]);
+    let told: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    told + &stream.finish().unwrap()
+}
+
+/// A text may hold U+FFFD, any number of them: they are characters like others, and complete.
+#[test]
+fn replacement_characters_in_a_text_are_streamed_as_they_are() {
+    for file in [byte_level("gpt-2"), sentencepiece()] {
+        let t = of_gguf(file).unwrap();
+        let known = |text: &str| t.decode(&t.encode(text).unwrap(), false).unwrap();
+        for text in [
+            "\u{FFFD}\u{0DCA}",
+            "\u{FFFD}\u{FFFD}\u{0DCA}",
+            "a\u{FFFD}\u{FFFD}\u{FFFD}b\u{1f642}\u{FFFD}\u{e9}",
+        ] {
+            for text in [text.to_string(), text.repeat(5), "\u{FFFD}".repeat(40) + text] {
+                assert_eq!(known(&text), text);
+                assert_eq!(streamed(&t, &t.encode(&text).unwrap()), text);
+            }
+        }
+    }
+    let t = of_gguf(byte_level("gpt-2")).unwrap();
+    let mut stream = t.stream_after(&[]);
+    let told: Vec<String> = bytes("\u{FFFD}\u{e9}").into_iter().map(|id| stream.push(id).unwrap()).collect();
+    assert_eq!(told, ["", "", "\u{FFFD}", "", "\u{e9}"], "each as soon as it is complete");
+}
+
+/// Bytes that are no text, with special tokens and ids of no token among them.
+#[test]
+fn invalid_bytes_are_streamed_as_they_are_decoded() {
+    let t = of_gguf(byte_level("gpt-2")).unwrap();
+    let mut state = 7u32;
+    for length in (0..60).cycle().take(600) {
+        let ids: Vec<u32> = (0..length)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let pick =
+                    [0xE0, 0xB7, 0x8A, 0xEF, 0xBF, 0xBD, 0xF0, 0x9F, 0x99, 0x41, 0xFF, 262, 264, 9_999_999];
+                pick[state as usize / 65_536 % pick.len()]
+            })
+            .collect();
+        assert_eq!(streamed(&t, &ids), t.decode(&ids, false).unwrap(), "{ids:x?}");
+    }
+}
+
+/// Tokens without a text are not kept: a stream of them takes no longer for each.
+#[test]
+fn silent_tokens_are_forgotten() {
+    let t = of_gguf(byte_level("gpt-2")).unwrap();
+    let ids: Vec<u32> = [97].into_iter().chain(std::iter::repeat_n(264, 200_000)).chain([98]).collect();
+    assert_eq!(streamed(&t, &ids), "ab");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
@@ -239,9 +295,6 @@ proptest! {
         let t = of_gguf(byte_level(pre)).unwrap();
         let ids = t.encode(&text).unwrap();
         prop_assert_eq!(&t.decode(&ids, true).unwrap().replacen("<bos>", "", usize::from(pre == "llama-bpe")), &text);
-        let mut stream = t.stream_after(&[]);
-        let mut told: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
-        told += &stream.finish().unwrap();
-        prop_assert_eq!(told, t.decode(&ids, false).unwrap());
+        prop_assert_eq!(streamed(&t, &ids), t.decode(&ids, false).unwrap());
     }
 }
