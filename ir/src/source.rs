@@ -183,10 +183,7 @@ pub trait ReadParams: Sync {
         slice: &[Range<usize>],
         rows: Range<usize>,
         out: BlockRows<'_>,
-    ) -> Result<(), Diagnostic> {
-        let _ = (source, k, slice, rows, out);
-        Err(blocks::no_blocks())
-    }
+    ) -> Result<(), Diagnostic>;
 }
 
 /// Serves parameters that need no file; refuses the others by name.
@@ -200,13 +197,25 @@ impl ReadParams for NoWeights {
         slice: &[Range<usize>],
         out: &mut [f32],
     ) -> Result<(), Diagnostic> {
-        if source.fill(slice, out)? {
-            return Ok(());
-        }
-        let name = source.tensor_name().unwrap_or_default();
-        Err(Diagnostic::input(format!("tensor `{name}` is needed, but no weights were given"))
-            .help("name the checkpoint with --weights"))
+        if source.fill(slice, out)? { Ok(()) } else { Err(no_weights(source)) }
     }
+
+    fn read_param_blocks(
+        &self,
+        source: &ParamSource,
+        _: &[usize],
+        _: &[Range<usize>],
+        _: Range<usize>,
+        _: BlockRows<'_>,
+    ) -> Result<(), Diagnostic> {
+        Err(no_weights(source))
+    }
+}
+
+fn no_weights(source: &ParamSource) -> Diagnostic {
+    let name = source.tensor_name().unwrap_or_default();
+    Diagnostic::input(format!("tensor `{name}` is needed, but no weights were given"))
+        .help("name the checkpoint with --weights")
 }
 
 /// Product of a shape; `None` for a zero dim or more than 2^58 elements.
@@ -235,6 +244,9 @@ mod tests {
         let stored = ParamSource::tensor(TensorView::whole("w", [4, 3]));
         assert!(!stored.fill(&[1..3, 0..3], &mut out).unwrap());
         let refused = NoWeights.read_param_slice(&stored, &[1..3, 0..3], &mut out).unwrap_err();
+        assert!(refused.what.contains("`w`"), "{refused}");
+        let blocks = BlockRows { codes: &mut [0; 4], scales: &mut [0.0], offsets: &mut [0.0] };
+        let refused = NoWeights.read_param_blocks(&stored, &[1], &[0..1, 0..3], 0..1, blocks).unwrap_err();
         assert!(refused.what.contains("`w`"), "{refused}");
     }
 

@@ -1,7 +1,6 @@
 //! Quantised tensors that stay quantised: groups of neighbours along a stored row share a scale and an offset.
 
 use super::view::{Segment, TensorView};
-use crate::Diagnostic;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -124,11 +123,6 @@ fn run(dim: &[Segment], stride: usize) -> Option<usize> {
         expected = expected.checked_mul(s.extent)?;
     }
     Some(expected / stride)
-}
-
-/// Refuses groups asked of a reader or a source that has none.
-pub(super) fn no_blocks() -> Diagnostic {
-    Diagnostic::internal("quantised blocks were asked of values that have none")
 }
 
 #[cfg(test)]
