@@ -99,6 +99,8 @@ struct Write {
     read: Cell<bool>,
     /// The instruction that overwrote a part of it, unless it holds only constants (a border around what is written inside).
     torn: Option<usize>,
+    /// Whether it is such a border: where only what is inside is used, nobody reads it.
+    border: bool,
 }
 
 /// One buffer.
@@ -276,12 +278,15 @@ impl Buffer {
             let constant = run.held.is_some_and(|h| h.is_empty());
             match write.runs > 0 {
                 true if !constant => write.torn = Some(by),
-                false if !write.read.get() && write.torn.is_none() => self.lost = Some(write.by),
+                true => write.border = true,
+                false if !write.read.get() && write.torn.is_none() && !write.border => {
+                    self.lost = Some(write.by);
+                }
                 _ => {}
             }
         }
         let write = Some(self.writes.len());
-        self.writes.push(Write { by, runs: 1, read: Cell::new(false), torn: None });
+        self.writes.push(Write { by, runs: 1, read: Cell::new(false), torn: None, border: false });
         let cuts = cuts.into_iter().map(|c| (f.start, c)).collect();
         self.runs.insert(f.start, Run { end: f.end, held: Some(roots), write, pieces: Vec::new(), cuts });
     }
@@ -362,6 +367,25 @@ mod tests {
         b.write(&at(0, 64), &all(), &Roots::default(), 5).unwrap();
         b.write(&at(16, 32), &all(), &Roots::one(2), 6).unwrap();
         assert_eq!(b.read(&at(0, 64), &all()).unwrap().iter().collect::<Vec<_>>(), [2]);
+    }
+
+    /// What is padded and cut to size again uses nothing of the border.
+    #[test]
+    fn a_border_may_go_unread_but_not_what_is_inside() {
+        for inside_read in [true, false] {
+            let mut b = Buffer::empty(64);
+            b.write(&at(0, 64), &all(), &Roots::default(), 1).unwrap();
+            b.write(&at(16, 32), &all(), &Roots::one(2), 2).unwrap();
+            if inside_read {
+                b.read(&at(16, 32), &all()).unwrap();
+            }
+            b.write(&at(0, 64), &all(), &Roots::one(3), 3).unwrap();
+            assert_eq!(b.lost(), (!inside_read).then_some(2));
+        }
+        let mut b = Buffer::empty(64);
+        b.write(&at(0, 64), &all(), &Roots::default(), 1).unwrap();
+        b.write(&at(0, 64), &all(), &Roots::default(), 2).unwrap();
+        assert_eq!(b.lost(), Some(1), "nothing inside: the constants were for nothing");
     }
 
     #[test]
