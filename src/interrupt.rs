@@ -1,7 +1,10 @@
-//! Ctrl-C and termination: half-written outputs are removed and the exit code is 128 + the signal's number.
+//! Ctrl-C and termination: half-written outputs are removed and the exit code is 128 + the signal's number. What a process leaves
+//! that is killed outright, whoever next writes that output removes: its lock has gone with it.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -44,38 +47,63 @@ fn remove(path: &Path) {
     let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
 }
 
-/// A path that is removed on a signal, and when this goes out of scope.
-pub struct Unfinished(PathBuf);
+/// A path that is removed on a signal, and when this goes out of scope. While this lives it is locked, which says that its process does.
+pub struct Unfinished {
+    path: PathBuf,
+    /// `None` where the file system knows no locks.
+    lock: Option<File>,
+}
 
 impl Unfinished {
-    pub fn new(path: PathBuf) -> Self {
-        unfinished().push(path.clone());
-        Self(path)
+    /// Creates a file. A signal comes before that or finds it: never in between, when it would be left behind.
+    pub fn file(path: PathBuf) -> io::Result<Self> {
+        Self::create(path, |path| File::create(path).map(drop))
     }
 
-    /// Creates a folder. A signal comes before that or finds it: never in between, when it would be left behind.
-    pub fn folder(path: PathBuf) -> std::io::Result<Self> {
+    /// Creates a folder.
+    pub fn folder(path: PathBuf) -> io::Result<Self> {
+        Self::create(path, |path| std::fs::create_dir(path))
+    }
+
+    fn create(path: PathBuf, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<Self> {
         let mut known = unfinished();
-        std::fs::create_dir(&path)?;
+        make(&path)?;
         known.push(path.clone());
-        Ok(Self(path))
+        let lock = File::open(&path).ok().filter(|f| f.try_lock().is_ok());
+        Ok(Self { path, lock })
     }
 
     /// Creates a folder for scratch files, named after what it is for and this process.
-    pub fn scratch(what: &str) -> std::io::Result<Self> {
+    pub fn scratch(what: &str) -> io::Result<Self> {
         Self::folder(std::env::temp_dir().join(format!("pcc-{what}-{}", std::process::id())))
     }
 
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        unfinished().retain(|p| *p != self.0);
-        if self.0.exists() {
-            remove(&self.0);
+        unfinished().retain(|p| *p != self.path);
+        if self.path.exists() {
+            remove(&self.path);
+        }
+        drop(self.lock.take());
+    }
+}
+
+/// How old a path is at least that nobody is about to lock.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// Removes those of the paths whose process was killed before it could.
+pub fn remove_abandoned(paths: impl Iterator<Item = PathBuf>) {
+    for path in paths {
+        let Ok(file) = File::open(&path) else { continue };
+        let changed = file.metadata().and_then(|m| m.modified()).ok();
+        let settled = changed.and_then(|t| t.elapsed().ok()).is_some_and(|age| age > SETTLED);
+        if settled && file.try_lock().is_ok() {
+            remove(&path);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Traces of runs in Chrome's format, which Perfetto and chrome://tracing show: one row a device, written run by run, so that a long
 //! generation takes no memory; and the table of where the time went.
 
-use crate::artifact_output::{cannot_write, sibling};
+use crate::artifact_output::{cannot_write, clear, sibling};
 use crate::interrupt::Unfinished;
 use pcc_ir::Diagnostic;
 use pcc_ir::mesh::Axis;
@@ -81,7 +81,13 @@ impl TraceFile {
     pub fn create(path: &Path) -> Result<Self, Diagnostic> {
         let failed = |e: io::Error| cannot_write(path, &e);
         let special = std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
-        let aside = if special { None } else { Some(Unfinished::new(sibling(path, "part")?)) };
+        let aside = match special {
+            true => None,
+            false => {
+                clear(path);
+                Some(Unfinished::file(sibling(path, "part")?).map_err(failed)?)
+            }
+        };
         let file = match &aside {
             Some(aside) => File::create(aside.path()),
             None => File::options().write(true).open(path),

@@ -272,6 +272,7 @@ fn write_artifact(
 ) -> Result<Report, Diagnostic> {
     let codegen = Instant::now();
     let folder = artifact_output::sibling(output, "objects")?;
+    artifact_output::clear(output);
     let created = interrupt::Unfinished::folder(folder.clone());
     let folder = created.map_err(|e| artifact_output::cannot_write(&folder, &e))?;
     let object = folder.path().join("kernels.x86.so");

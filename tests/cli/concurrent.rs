@@ -1,7 +1,7 @@
 //! Several processes at once over one output and one cache, and processes that are killed: every one that ends well has made a whole
 //! artifact, and nothing half-written is left.
 
-use super::{Outcome, check_failure, command, everything, finish, folder, models, npz, succeeds};
+use super::{Outcome, check_failure, command, everything, finish, folder, models, npz, script, succeeds};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
@@ -52,14 +52,45 @@ fn compiles_into_one_output_at_once() {
 fn a_code_generator_killed_at_work() {
     let place = folder();
     let model = models::write(place.path(), "llama", &models::llama());
-    let generator = place.path().join("killed");
-    std::fs::write(&generator, "#!/bin/sh\nread line\nkill -9 $$\n").unwrap();
-    std::fs::set_permissions(&generator, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let generator = script(&place.path().join("killed"), "read line\nkill -9 $$");
     let before = everything(place.path());
     let args = ["compile", &model, "--seq", "8", "-o", "out.pcc"];
     let o = finish(command(place.path(), &args).env("PCC_CODEGEN", &generator).spawn().unwrap(), "compile");
     check_failure(&o, "a killed generator", 4, &["without an answer", "signal: 9"]);
     assert_eq!(everything(place.path()), before);
+}
+
+/// The real one, killed at any time of its work.
+#[test]
+fn a_code_generator_killed_at_any_time() {
+    let place = folder();
+    let model = models::write(place.path(), "llama", &models::llama());
+    let before = everything(place.path());
+    let real = Path::new(env!("CARGO_BIN_EXE_pcc")).with_file_name("pcc-codegen");
+    let tools = folder();
+    for ms in [0, 3, 10, 20, 30, 45, 60, 90, 120, 200] {
+        let fresh = tools.path().join(format!("cache{ms}"));
+        let body = format!(
+            "( sleep 0.{ms:03}; kill -9 $$ ) > /dev/null 2>&1 < /dev/null &\nexec '{}'",
+            real.display()
+        );
+        let generator = script(&tools.path().join("timed"), &body);
+        let args = ["compile", &model, "--seq", "8", "-o", "out.pcc"];
+        let mut compile = command(place.path(), &args);
+        compile.env("PCC_CODEGEN", &generator).env("PCC_CACHE", &fresh);
+        let o = finish(compile.spawn().unwrap(), "compile");
+        if o.code == 0 {
+            succeeds(place.path(), &["verify", "out.pcc"]);
+            std::fs::remove_dir_all(place.path().join("out.pcc")).unwrap();
+        } else {
+            check_failure(&o, "a killed generator", 4, &["without an answer", "signal: 9"]);
+        }
+        assert_eq!(everything(place.path()), before, "{ms} ms");
+        // What it left in the cache harms nobody.
+        let again = command(place.path(), &args).env("PCC_CACHE", &fresh).spawn().unwrap();
+        ends_well(&finish(again, "a compile after that"));
+        std::fs::remove_dir_all(place.path().join("out.pcc")).unwrap();
+    }
 }
 
 /// Whatever lies in the cache, and wherever it is said to be.

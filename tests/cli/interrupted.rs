@@ -1,21 +1,46 @@
-//! Ctrl-C, a full disk, and a code generator that fails: nothing half-written stays.
+//! Signals, a full disk, and a code generator that fails: nothing half-written stays.
 
-use super::{check_failure, command, everything, fails, finish, folder, models, npz, succeeds};
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use super::{check_failure, command, everything, fails, finish, folder, models, npz, script, succeeds};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
-/// Sends a signal to a running command after a while; gives its exit code, or `None` when it was done before.
-fn signalled(mut command: Command, signal: &str, after: Duration) -> Option<i32> {
-    let mut child = command.spawn().unwrap();
-    std::thread::sleep(after);
-    if child.try_wait().unwrap().is_some() {
-        return None;
+/// Waits until something is so; it must be before long.
+fn wait_for(what: &str, so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < super::PATIENCE, "it never came: {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
-    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
-    Some(finish(child, "an interrupted command").code)
 }
+
+/// Whether a process has begun to handle interrupts itself: the kernel's mask of caught signals, SIGINT is its second bit.
+fn handles_signals(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
+    mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).is_some_and(|m| m >> 1 & 1 == 1)
+}
+
+fn send(signal: &str, process: u32) {
+    // It may have ended by itself.
+    let sent = Command::new("kill")
+        .args([signal, &process.to_string()])
+        .stderr(std::process::Stdio::null())
+        .status();
+    assert!(sent.is_ok());
+}
+
+/// Sends a signal to a command at a moment that it is waited for; its exit code, minus the signal's number if that ended it.
+fn signalled(mut command: Command, signal: &str, moment: impl FnOnce(&Child)) -> i32 {
+    let child = command.spawn().unwrap();
+    wait_for("signals are handled", || handles_signals(child.id()));
+    moment(&child);
+    send(signal, child.id());
+    finish(child, "an interrupted command").code
+}
+
+/// The signals that end a command, and its exit code then.
+const SIGNALS: [(&str, i32); 3] = [("-INT", 130), ("-TERM", 143), ("-HUP", 129)];
 
 /// A larger model, so that there is time to interrupt it.
 fn model(folder: &Path) -> String {
@@ -25,53 +50,147 @@ fn model(folder: &Path) -> String {
     models::write(folder, "llama", &config)
 }
 
+/// Code generators that hold a command at one point of its work.
+struct Generators {
+    folder: tempfile::TempDir,
+}
+
+impl Generators {
+    fn new() -> Self {
+        Self { folder: folder() }
+    }
+
+    fn started(&self) -> PathBuf {
+        self.folder.path().join("started")
+    }
+
+    /// One that writes into the folder of objects without an end, also while that is being removed.
+    fn busy(&self, objects: &str) -> PathBuf {
+        let started = self.started().display().to_string();
+        let body = format!(
+            "head -n 1 > /dev/null\n: > '{started}'\nwhile [ -e '{started}' ]; do for f in {objects}; do echo half >> $f/half; done; done"
+        );
+        script(&self.folder.path().join("busy"), &format!("exec 2> /dev/null\n{body}"))
+    }
+
+    /// One that works, but puts a pipe in the place of its object: whoever copies that waits for ever.
+    fn piped(&self) -> PathBuf {
+        let real = Path::new(env!("CARGO_BIN_EXE_pcc")).with_file_name("pcc-codegen");
+        let body = format!(
+            "answer=$(head -n 1 | '{}')\nfor f in .out.pcc.objects.*/kernels.x86.so; do rm $f; mkfifo $f; done\nprintf '%s\\n' \"$answer\"\ncat > /dev/null",
+            real.display()
+        );
+        script(&self.folder.path().join("piped"), &body)
+    }
+}
+
+impl Drop for Generators {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.started());
+    }
+}
+
+const OBJECTS: &str = ".out.pcc.objects.*";
+const COMPILE: [&str; 7] = ["--tp", "2", "--seq", "16", "-o", "out.pcc", "--json"];
+
+fn compile(place: &Path, model: &str, generator: &Path) -> Command {
+    let mut compile = command(place, &[&["compile", model], &COMPILE[..]].concat());
+    compile.env("PCC_CODEGEN", generator);
+    compile
+}
+
+/// Whether the folder that becomes the artifact is there.
+fn is_being_written(place: &Path) -> bool {
+    let name = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().ends_with(".tmp"));
+    everything(place).iter().any(name)
+}
+
 #[test]
 fn an_interrupted_compile_leaves_nothing() {
     let place = folder();
+    let model = models::write(place.path(), "llama", &models::llama());
+    let before = everything(place.path());
+    for (signal, code) in SIGNALS {
+        let g = Generators::new();
+        let exit = signalled(compile(place.path(), &model, &g.busy(OBJECTS)), signal, |_| {
+            wait_for("the generator works", || g.started().exists());
+        });
+        assert_eq!((exit, everything(place.path())), (code, before.clone()), "code being generated");
+        let exit = signalled(compile(place.path(), &model, &g.piped()), signal, |_| {
+            wait_for("the artifact is being written", || is_being_written(place.path()));
+        });
+        assert_eq!((exit, everything(place.path())), (code, before.clone()), "artifact being written");
+    }
+}
+
+/// At any time: either nothing, or an artifact that was finished before the signal came.
+#[test]
+fn a_compile_interrupted_at_any_time() {
+    let place = folder();
     let model = model(place.path());
     let before = everything(place.path());
-    let mut stopped = 0;
-    for (i, ms) in [20, 40, 60, 80, 120, 200, 300, 450].into_iter().enumerate() {
+    for (i, ms) in [0, 1, 2, 5, 10, 20, 40, 80, 160, 320].into_iter().enumerate() {
         let args = ["compile", &model, "--tp", "8", "--pp", "4", "--seq", "512", "-o", "out.pcc"];
-        let (signal, code) = [("-INT", 130), ("-TERM", 143)][i % 2];
-        match signalled(command(place.path(), &args), signal, Duration::from_millis(ms)) {
-            // Done before the signal came.
-            None | Some(0) => {}
-            Some(exit) => {
-                assert_eq!(exit, code);
-                stopped += 1;
-            }
-        }
-        // Either nothing, or an artifact that was finished before the signal came.
+        let (signal, code) = SIGNALS[i % 2];
+        let exit = signalled(command(place.path(), &args), signal, |_| {
+            std::thread::sleep(Duration::from_millis(ms))
+        });
+        assert!(exit == code || exit == 0, "{exit}");
         let left: Vec<_> = everything(place.path()).difference(&before).cloned().collect();
         let whole = left.iter().all(|p| p.starts_with(place.path().join("out.pcc")));
         assert!(whole, "left behind: {left:?}");
+        if !left.is_empty() {
+            succeeds(place.path(), &["verify", "out.pcc"]);
+        }
         let _ = std::fs::remove_dir_all(place.path().join("out.pcc"));
     }
-    assert!(stopped > 0, "every compile was faster than its signal");
+}
+
+/// What is killed outright cannot clean up: the artifact that was there stays whole, and the next compile removes what was left.
+#[test]
+fn a_killed_compile_spoils_nothing() {
+    let place = folder();
+    let model = models::write(place.path(), "llama", &models::llama());
+    succeeds(place.path(), &[&["compile", &model], &COMPILE[..]].concat());
+    let before = everything(place.path());
+    let g = Generators::new();
+    let exit = signalled(compile(place.path(), &model, &g.busy(OBJECTS)), "-KILL", |_| {
+        wait_for("the generator works", || g.started().exists());
+    });
+    assert_eq!(exit, -9);
+    drop(g);
+    let g = Generators::new();
+    let exit = signalled(compile(place.path(), &model, &g.piped()), "-KILL", |_| {
+        wait_for("the artifact is being written", || is_being_written(place.path()));
+    });
+    assert_eq!(exit, -9);
+    succeeds(place.path(), &["verify", "out.pcc"]);
+    // A moment later, when it is certain that nobody works on it.
+    for left in std::fs::read_dir(place.path()).unwrap().flatten() {
+        let long_ago = std::time::SystemTime::now() - Duration::from_secs(60);
+        std::fs::File::open(left.path()).unwrap().set_modified(long_ago).unwrap();
+    }
+    succeeds(place.path(), &[&["compile", &model], &COMPILE[..]].concat());
+    assert_eq!(everything(place.path()), before);
 }
 
 /// The twin's kernels are generated in a folder of their own.
 #[test]
 fn an_interrupted_numeric_check_leaves_nothing() {
-    let place = folder();
+    let (place, scratch) = (folder(), folder());
     let mut config = models::llama();
-    config["num_hidden_layers"] = 40.into();
+    // Too large to be evaluated as it is.
     config["vocab_size"] = 3_000_011.into();
     let model = models::write(place.path(), "llama", &config);
     succeeds(place.path(), &["compile", &model, "--tp", "2", "-o", "large.pcc"]);
-    let scratch = place.path().join("scratch");
-    std::fs::create_dir(&scratch).unwrap();
-    let mut stopped = 0;
-    for (i, ms) in [10, 20, 40, 60, 80, 120, 160].into_iter().enumerate() {
+    for (signal, code) in SIGNALS {
+        let g = Generators::new();
         let mut check = command(place.path(), &["verify", "large.pcc", "--numeric"]);
-        // Without a cache the kernels are generated each time, which takes longest.
-        check.env("TMPDIR", &scratch).env("PCC_CACHE", place.path().join(format!("cache{i}")));
-        let code = signalled(check, "-INT", Duration::from_millis(ms));
-        stopped += usize::from(code == Some(130));
-        assert!(everything(&scratch).is_empty(), "after {ms} ms: {:?}", everything(&scratch));
+        check.env("TMPDIR", scratch.path()).env("PCC_CODEGEN", g.busy("pcc-twin-*"));
+        let exit = signalled(check, signal, |_| wait_for("the generator works", || g.started().exists()));
+        assert_eq!(exit, code);
+        assert!(everything(scratch.path()).is_empty(), "{:?}", everything(scratch.path()));
     }
-    assert!(stopped > 0, "every check was faster than its signal");
 }
 
 #[test]
@@ -92,8 +211,10 @@ fn an_interrupted_run_leaves_nothing() {
         "trace.json",
     ];
     let before = everything(place.path());
-    let code = signalled(command(place.path(), &args), "-INT", Duration::from_millis(700));
-    assert_eq!(code, Some(130));
+    let code = signalled(command(place.path(), &args), "-INT", |_| {
+        wait_for("the trace is being written", || everything(place.path()) != before);
+    });
+    assert_eq!(code, 130);
     assert_eq!(everything(place.path()), before);
 }
 

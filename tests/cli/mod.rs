@@ -177,3 +177,12 @@ pub fn copied_folder(from: &Path, to: &Path) -> PathBuf {
     }
     copy
 }
+
+/// Writes a shell script that stands for another program. Another process writes it: of an open file of ours a child that is just
+/// being started may have a copy, and what somebody writes cannot be executed.
+pub fn script(path: &Path, body: &str) -> PathBuf {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "printf '%s\\n' '#!/bin/sh' \"$1\" > \"$0\" && chmod 755 \"$0\""]).arg(path).arg(body);
+    assert!(shell.status().expect("a shell").success());
+    path.to_owned()
+}
