@@ -8,9 +8,9 @@ mod written;
 
 use crate::targets::modules;
 use pcc_frontend::{LoadOptions, load};
-use pcc_ir::Mesh;
 use pcc_ir::program::BatchPlan;
-use pcc_passes::driver::compile;
+use pcc_ir::{DType, Diagnostic, Mesh};
+use pcc_passes::driver::{Options, compile};
 use pcc_runtime::Levels;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -78,16 +78,6 @@ fn gguf() -> Vec<(String, Vec<u8>)> {
         .collect();
     let kinds: Vec<i32> =
         (0..262).map(|i| [2, 3, 3].get(i).copied().unwrap_or(if i < 259 { 6 } else { 1 })).collect();
-    let zeros = |n: u64, kind: u32| {
-        let (block, size) = match kind {
-            0 => (1, 4),
-            1 | 30 => (1, 2),
-            2 => (32, 18),
-            3 => (32, 20),
-            _ => (32, 34),
-        };
-        vec![0x11; (n / block * size) as usize]
-    };
     let mut llama = GgufFile::of("llama");
     for (key, n) in [
         ("block_count", 1),
@@ -115,10 +105,10 @@ fn gguf() -> Vec<(String, Vec<u8>)> {
         ("blk.0.attn_output", 32, 30),
         ("blk.0.ffn_gate", 32, 2),
         ("blk.0.ffn_up", 32, 8),
-        ("blk.0.ffn_down", 32, 3),
+        ("blk.0.ffn_down", 32, 7),
     ];
     for (name, rows, kind) in matrices {
-        llama = llama.tensor(&format!("{name}.weight"), &[hidden, rows], kind, &zeros(hidden * rows, kind));
+        llama = llama.tensor(&format!("{name}.weight"), &[hidden, rows], kind, &stored(hidden * rows, kind));
     }
     for name in ["blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"] {
         llama = llama.tensor(&format!("{name}.weight"), &[hidden], 0, &f32_bytes((0..32).map(|i| i as f32)));
@@ -136,31 +126,106 @@ fn gguf() -> Vec<(String, Vec<u8>)> {
         .i32s("tokenizer.ggml.token_type", &[1, 1, 1, 1, 1, 3])
         .strings("tokenizer.ggml.merges", &["a b", "\u{120} a"])
         .u32("tokenizer.ggml.eos_token_id", 5);
-    [("llama", llama), ("small", small), ("byte_level", byte_level)]
+    [("llama", llama), ("small", small), ("byte_level", byte_level), ("quantised", quantised())]
         .map(|(name, file)| (format!("made {name}"), file.bytes()))
         .into()
 }
 
+/// Bytes of `n` elements of one of GGUF's types, by its number.
+fn stored(n: u64, kind: u32) -> Vec<u8> {
+    let (block, size) = match kind {
+        0 => (1, 4),
+        1 | 30 => (1, 2),
+        2 => (32, 18),
+        3 => (32, 20),
+        6 => (32, 22),
+        7 => (32, 24),
+        8 => (32, 34),
+        10 => (256, 84),
+        11 => (256, 110),
+        12 => (256, 144),
+        13 => (256, 176),
+        14 => (256, 210),
+        _ => (256, 292),
+    };
+    vec![0x11; (n / block * size) as usize]
+}
+
+/// A llama of one layer and few words, with a matrix of each type whose blocks have 256 elements.
+fn quantised() -> GgufFile {
+    let mut llama = GgufFile::of("llama").u32("llama.vocab_size", 2);
+    for (key, n) in [
+        ("block_count", 1),
+        ("context_length", 8),
+        ("embedding_length", 256),
+        ("feed_forward_length", 32),
+        ("attention.head_count", 8),
+        ("attention.head_count_kv", 1),
+    ] {
+        llama = llama.u32(&format!("llama.{key}"), n);
+    }
+    llama = llama.key("llama.attention.layer_norm_rms_epsilon", 6, &1e-5f32.to_le_bytes());
+    let matrices = [
+        ("token_embd", 256, 2, 15),
+        ("output", 256, 2, 14),
+        ("blk.0.attn_q", 256, 256, 10),
+        ("blk.0.attn_k", 256, 32, 11),
+        ("blk.0.attn_v", 256, 32, 12),
+        ("blk.0.attn_output", 256, 256, 10),
+        ("blk.0.ffn_gate", 256, 32, 13),
+        ("blk.0.ffn_up", 256, 32, 14),
+        ("blk.0.ffn_down", 32, 256, 6),
+    ];
+    for (name, k, n, kind) in matrices {
+        llama = llama.tensor(&format!("{name}.weight"), &[k, n], kind, &stored(k * n, kind));
+    }
+    for name in ["blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"] {
+        llama = llama.tensor(&format!("{name}.weight"), &[256], 0, &f32_bytes((0..256).map(|i| i as f32)));
+    }
+    llama
+}
+
 /// Small compiled programs: both kinds of entries, several stages, uneven pieces.
 fn artifacts() -> Result<Vec<(String, Vec<u8>)>, String> {
-    let mut out = Vec::new();
-    for (model, seq, tp, pp, dp) in [
-        ("fuzz/seeds/model_json/small.json", None, 2, 2, 1),
-        ("fuzz/seeds/model_json/small.json", None, 3, 1, 2),
-        ("frontend/tests/data/tiny-mistral/config.json", Some(4), 3, 2, 1),
-    ] {
-        let batch = BatchPlan { batch: 4, replicas: dp, micro_batches: 2 };
-        let options = LoadOptions { batch_rows: batch.rows() * dp, seq, weights: None, seed: 0 };
-        let loaded = load(&root().join(model), &options).map_err(|d| format!("{model}: {d}"))?;
-        let mesh = Mesh { tp, pp, dp: dp as u32, ..Mesh::default() };
-        let options = modules::options(mesh, false, batch, loaded.info);
-        let made = compile(loaded.module, &options).map_err(|d| format!("{model}: {d}"))?;
-        let levels = Levels { graph: made.graph, sharded: made.sharded, local: made.local };
-        let file =
-            json!({"program": made.program, "levels": levels, "report": made.report, "plan": made.plan});
-        out.push((format!("made {model} tp {tp} pp {pp} dp {dp}"), file.to_string().into_bytes()));
-    }
-    Ok(out)
+    let small = root().join("fuzz/seeds/model_json/small.json");
+    let mistral = root().join("frontend/tests/data/tiny-mistral/config.json");
+    let deep = crate::scratch::file("seeds/config.json", &deeper(&mistral, 5)?);
+    let blocks = crate::scratch::file("seeds/quantised.gguf", &quantised().bytes());
+    let (f32, bf16) = (DType::F32, DType::BF16);
+    [
+        ("small", &small, None, (2, 2, 1), f32),
+        ("small", &small, None, (3, 1, 2), f32),
+        ("mistral", &mistral, Some(4), (3, 2, 1), f32),
+        ("deep", &deep, Some(2), (2, 2, 1), bf16),
+        ("quantised", &blocks, Some(2), (2, 1, 1), f32),
+    ]
+    .map(|(name, model, seq, (tp, pp, dp), dtype)| {
+        let mesh = Mesh { tp, pp, dp, ..Mesh::default() };
+        let made = artifact(model, seq, mesh, dtype).map_err(|d| format!("{name}: {d}"))?;
+        Ok((format!("made {name} tp {tp} pp {pp} dp {dp} {dtype}"), made))
+    })
+    .into_iter()
+    .collect()
+}
+
+fn artifact(model: &Path, seq: Option<usize>, mesh: Mesh, dtype: DType) -> Result<Vec<u8>, Diagnostic> {
+    let replicas = mesh.dp as usize;
+    let batch = BatchPlan { batch: 4, replicas, micro_batches: 2 };
+    let options = LoadOptions { batch_rows: batch.rows() * replicas, seq, weights: None, seed: 0 };
+    let loaded = load(model, &options)?;
+    let options = Options { dtype, ..modules::options(mesh, false, batch, loaded.info) };
+    let made = compile(loaded.module, &options)?;
+    let levels = Levels { graph: made.graph, sharded: made.sharded, local: made.local };
+    let file = json!({"program": made.program, "levels": levels, "report": made.report, "plan": made.plan});
+    Ok(file.to_string().into_bytes())
+}
+
+/// A config of more layers, which are then kept folded.
+fn deeper(config: &Path, layers: u32) -> Result<Vec<u8>, String> {
+    let text = std::fs::read_to_string(config).map_err(|e| format!("{}: {e}", config.display()))?;
+    let mut config: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    config["num_hidden_layers"] = layers.into();
+    Ok(config.to_string().into_bytes())
 }
 
 /// Models with flags.
@@ -174,6 +239,7 @@ fn flagged_models() -> Result<Vec<(String, Vec<u8>)>, String> {
             "frontend/tests/data/tiny-llama/config.json",
             json!({"tp": 2, "pp": 2, "sp": true, "seq": 4, "micro_batches": 2}),
         ),
+        ("frontend/tests/data/tiny-llama/config.json", json!({"tp": 3, "seq": 3, "dtype": "bf16"})),
         ("frontend/tests/data/tiny-gpt2/config.json", json!({"tp": 5, "dp": 2, "seq": 5, "batch": 5})),
         ("frontend/tests/data/tiny-bert/config.json", json!({"tp": 3, "pp": 3, "seq": 3, "batch": 3})),
     ] {

@@ -49,7 +49,8 @@ pub fn pcir(data: &[u8]) {
     }
 }
 
-/// A model with the flags of a compile: `{"tp": 2, "pp": 1, "dp": 1, "sp": false, "batch": 4, "micro_batches": 1, "model": ..}`.
+/// A model with the flags of a compile: `{"tp": 2, "pp": 1, "dp": 1, "sp": false, "batch": 4, "micro_batches": 1, "dtype": "f32",
+/// "model": ..}`.
 pub fn pipeline(data: &[u8]) {
     let Ok(given) = serde_json::from_slice::<Value>(data) else { return };
     let number = |key: &str, most: u64| given[key].as_u64().unwrap_or(1).clamp(1, most);
@@ -81,6 +82,9 @@ pub fn pipeline(data: &[u8]) {
     }
     let mut options = options(mesh, given["sp"] == true, batch, model.info);
     options.memory = given["memory"].as_u64();
+    if given["dtype"] == "bf16" {
+        options.dtype = pcc_ir::DType::BF16;
+    }
     compile(model.module, &options);
 }
 
@@ -96,7 +100,8 @@ pub fn compile(module: Module, options: &Options) -> Option<Compiled> {
         assert!(d.fault != Fault::Check, "the checker refuses what the passes made: {d}");
     }
     let compiled = accept("compile", outcome)?;
-    demand("validate", pcc_runtime::validate(&compiled.program));
+    let unfolded = demand("unfold", compiled.program.clone().expanded());
+    demand("validate", pcc_runtime::validate(&unfolded));
     for level in [&compiled.graph, &compiled.sharded, &compiled.local] {
         demand("verify", verify(level));
         text_round_trip(level);

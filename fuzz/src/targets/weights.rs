@@ -5,7 +5,8 @@ use crate::scratch;
 use pcc_frontend::tokenizer::Tokenizer;
 use pcc_frontend::weights::Checkpoint;
 use pcc_frontend::{LoadOptions, describe, load};
-use pcc_ir::source::ReadParams;
+use pcc_ir::source::{BlockRows, ParamSource, ReadParams, Values};
+use std::ops::Range;
 use std::path::Path;
 
 /// Tensors read, and elements of one read whole.
@@ -85,5 +86,23 @@ fn read_params(model: &pcc_frontend::Model) {
         let slice: Vec<_> = param.ty.shape.iter().map(|&d| 0..d.min(3)).collect();
         let mut out = vec![0.0; slice.iter().map(|r| r.len()).product()];
         accept("read", checkpoint.read_param_slice(&param.source, &slice, &mut out));
+        read_blocks(checkpoint, &param.source, &slice);
+    }
+}
+
+/// Reads the groups under a slice of which each dim in turn is said to run along stored rows.
+fn read_blocks(checkpoint: &Checkpoint, source: &ParamSource, slice: &[Range<usize>]) {
+    let Values::Tensor(view) = &source.values else { return };
+    let local: Vec<usize> = slice.iter().map(Range::len).collect();
+    for k in 0..slice.len() {
+        let Some(span) = view.group_span(&[k], slice, &local) else { continue };
+        let rows = local.iter().enumerate().filter(|&(d, _)| d != k).map(|(_, n)| n).product::<usize>();
+        let (groups, group) = (rows * span.groups, view.blocks.map_or(0, |b| b.group as usize));
+        let mut codes = vec![0; groups * group];
+        let (mut scales, mut offsets) = (vec![0.0; groups], vec![0.0; groups]);
+        let out = BlockRows { codes: &mut codes, scales: &mut scales, offsets: &mut offsets };
+        let read = accept("blocks", checkpoint.read_param_blocks(source, &[k], slice, 0..rows, out));
+        let least = view.blocks.map_or(0, |b| b.low);
+        assert!(read.is_none() || codes.iter().all(|&c| c >= least), "a code below the least");
     }
 }
