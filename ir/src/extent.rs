@@ -97,19 +97,17 @@ impl Sizes {
         }
     }
 
+    /// The last replica of the piece that has a row decides: its rows are the last ones, whatever those before it lack.
     fn rows_of(&self, piece: Span) -> usize {
-        let capacity = self.batch.rows();
         let (start, end) = (piece.start, piece.start + piece.len);
-        let last = |replica: usize| {
-            let first = replica * capacity;
-            let there = first + self.batch.cell(self.rows, replica, self.micro_batch).len();
-            let reach = there.min(end);
-            (reach > start.max(first)).then(|| reach - start)
-        };
-        if piece.len == 0 {
+        let Some(last) = self.batch.last_replica(self.rows, self.micro_batch).filter(|_| piece.len > 0)
+        else {
             return 0;
-        }
-        (start / capacity..=(end - 1) / capacity).rev().find_map(last).unwrap_or(0)
+        };
+        let capacity = self.batch.rows();
+        let replica = last.min((end - 1) / capacity);
+        let there = replica * capacity + self.batch.cell(self.rows, replica, self.micro_batch).len();
+        there.min(end).saturating_sub(start)
     }
 }
 
@@ -188,6 +186,26 @@ mod tests {
         assert_eq!(both.on(&mesh, 0, &Sizes { micro_batch: 1, ..few }), 0);
         assert_eq!(both.on(&mesh, 0, &Sizes::full(batch)), 4);
         assert_eq!(Extent::full(9).on(&mesh, 3, &few), 9);
+    }
+
+    /// Row by row: a piece reaches to its last row that some cell has.
+    #[test]
+    fn rows_by_counting() {
+        for (replicas, micro_batches, batch) in [(1, 1, 3), (3, 2, 12), (2, 3, 7), (5, 1, 4), (4, 2, 8)] {
+            let batch = BatchPlan { batch, replicas, micro_batches };
+            let capacity = batch.rows();
+            for (rows, micro_batch) in (0..=batch.batch).flat_map(|n| (0..micro_batches).map(move |m| (n, m)))
+            {
+                let sizes = Sizes { batch, rows, micro_batch, seq: None };
+                let there =
+                    |row: &usize| row % capacity < batch.cell(rows, row / capacity, micro_batch).len();
+                for (start, end) in (0..=replicas * capacity).flat_map(|e| (0..=e).map(move |s| (s, e))) {
+                    let wanted = (start..end).filter(there).last().map_or(0, |row| row + 1 - start);
+                    let piece = Span { start, len: end - start };
+                    assert_eq!(sizes.of(Part::Rows, piece), wanted, "{sizes:?} {piece:?}");
+                }
+            }
+        }
     }
 
     #[test]

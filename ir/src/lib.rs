@@ -21,6 +21,7 @@ pub mod rule;
 pub mod sharding;
 pub mod source;
 pub mod storage;
+pub mod strides;
 pub mod text;
 pub mod types;
 pub mod verifier;

@@ -134,6 +134,15 @@ impl BatchPlan {
         let start = |i: usize| i * (n / cells) + i.min(n % cells);
         start(i)..start(i + 1)
     }
+
+    /// The last replica that has one of a batch of `n` rows in a micro-batch.
+    pub fn last_replica(&self, n: usize, micro_batch: usize) -> Option<usize> {
+        // Cells that come later never have more rows.
+        match n / (self.replicas * self.micro_batches) {
+            0 => Some(n.checked_sub(micro_batch + 1)? / self.micro_batches),
+            _ => Some(self.replicas - 1),
+        }
+    }
 }
 
 /// A parameter and its placement; each device holds its slice, in the form `storage` says, padding zero.

@@ -9,7 +9,7 @@ mod blocks;
 mod random;
 mod view;
 
-pub use blocks::{BlockFormat, BlockRows, GroupSpan, PANEL};
+pub use blocks::{BlockFormat, BlockRows, GroupSpan};
 pub use random::Random;
 pub use view::{Segment, TensorView, ViewError};
 

@@ -5,7 +5,7 @@ use crate::types::{DType, Type};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Columns of a panel.
+/// Columns of a panel: the one constant that sizes of buffers and addresses in them come from.
 pub const PANEL: u64 = 32;
 
 /// The form a parameter has in memory, the same on all devices of a program. Lowering chooses it by how the parameter is used.

@@ -3,6 +3,7 @@
 use super::{Base, FuncProgram, Gemm, InstrKind, Launch, Loc, Matrix};
 use crate::extent::Extent;
 use crate::kernel::{Kernel, KernelId, Node};
+use crate::strides::are_injective;
 use crate::types::DType;
 use cranelift_entity::PrimaryMap;
 
@@ -141,15 +142,7 @@ impl Elements {
 
     /// Whether no two indices are one element.
     fn is_injective(&self, rows: i64, cols: i64) -> bool {
-        let steps_over = |outer: i64, inner: i64, extent: i64| {
-            inner > 0 && inner.checked_mul(extent).is_some_and(|whole| outer >= whole)
-        };
-        match (rows, cols) {
-            (..=1, ..=1) => true,
-            (..=1, _) => self.col != 0,
-            (_, ..=1) => self.row != 0,
-            _ => steps_over(self.row, self.col, cols) || steps_over(self.col, self.row, rows),
-        }
+        are_injective([(rows.unsigned_abs(), self.row), (cols.unsigned_abs(), self.col)])
     }
 }
 

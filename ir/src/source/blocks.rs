@@ -1,11 +1,12 @@
 //! Quantised tensors that stay quantised: groups of neighbours along a stored row share a scale and an offset.
 
 use super::view::{Segment, TensorView};
+use crate::storage::PANEL;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Columns that lie side by side in a panel of blocks.
-pub const PANEL: usize = 32;
+const WIDTH: usize = PANEL as usize;
 
 /// Form of the groups: the value of an element is `scale * code + offset`, two roundings to f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -69,12 +70,12 @@ impl BlockFormat {
 
     /// Bytes of scales and offsets of one group of a panel, before the codes.
     pub fn head_bytes(&self) -> usize {
-        PANEL * self.scale_bytes() * (1 + usize::from(self.offsets))
+        WIDTH * self.scale_bytes() * (1 + usize::from(self.offsets))
     }
 
     /// Bytes of one group of the 32 columns of a panel.
     pub fn group_bytes(&self) -> usize {
-        self.head_bytes() + PANEL * (self.group * self.bits) as usize / 8
+        self.head_bytes() + WIDTH * (self.group * self.bits) as usize / 8
     }
 }
 

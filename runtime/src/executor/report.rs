@@ -99,10 +99,11 @@ fn kind(instr: &Instr) -> &'static str {
     }
 }
 
+/// Validation refuses whatever an instruction cannot do, of edited artifacts too: a panic is always pcc's own fault.
 fn panicked(panic: &(dyn Any + Send)) -> Diagnostic {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    Diagnostic::run("a worker panicked").why(text.unwrap_or_else(|| "no message".to_owned()))
+    Diagnostic::internal("a worker panicked").why(text.unwrap_or_else(|| "no message".to_owned()))
 }
 
 /// `device 3` or `devices 0, 1, 2, ... (32)`.

@@ -3,9 +3,10 @@
 use crate::layout::ParamSlice;
 use crate::memory::Window;
 use crate::product::blocks::{HEADER, pack};
+use crate::product::panels::WIDTH;
 use pcc_ir::Diagnostic;
 use pcc_ir::program::LocalParam;
-use pcc_ir::source::{BlockRows, PANEL, ReadParams, Values};
+use pcc_ir::source::{BlockRows, ReadParams, Values};
 use pcc_ir::storage::{BlockMatrix, Storage};
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ type Columns = Vec<(usize, usize)>;
 
 /// Number of panels, and elements of each.
 pub(super) fn panels(blocks: &BlockMatrix) -> (usize, usize) {
-    ((blocks.matrix.n as usize).div_ceil(PANEL), (blocks.matrix.k as usize).saturating_mul(PANEL))
+    ((blocks.matrix.n as usize).div_ceil(WIDTH), (blocks.matrix.k as usize).saturating_mul(WIDTH))
 }
 
 /// Loads some panels; columns that are padding stay zero, as the window is.
@@ -49,8 +50,8 @@ pub(super) fn load_panels(
     }
     let bytes = blocks.groups as usize * blocks.format.group_bytes();
     let group = blocks.format.group as usize;
-    let mut codes = vec![0i8; PANEL * span.groups * group];
-    let mut scales = vec![0f32; PANEL * span.groups];
+    let mut codes = vec![0i8; WIDTH * span.groups * group];
+    let mut scales = vec![0f32; WIDTH * span.groups];
     let mut offsets = scales.clone();
     let mut packed = vec![0u8; bytes];
     for panel in panels {
@@ -79,7 +80,7 @@ pub(super) fn load_panels(
 /// The columns of a panel that are no padding. Columns run row-major over dims `n` of the buffer, rows over those of the slice.
 fn columns_of(panel: usize, n: &[usize], slice: &[Range<usize>], local: &[usize]) -> Columns {
     let column = |place: usize| {
-        let (mut rest, mut row, mut stride) = (panel * PANEL + place, 0, 1);
+        let (mut rest, mut row, mut stride) = (panel * WIDTH + place, 0, 1);
         for &d in n.iter().rev() {
             let index = rest % local[d];
             if index >= slice[d].len() {
@@ -91,7 +92,7 @@ fn columns_of(panel: usize, n: &[usize], slice: &[Range<usize>], local: &[usize]
         }
         (rest == 0).then_some((place, row))
     };
-    (0..PANEL).filter_map(column).collect()
+    (0..WIDTH).filter_map(column).collect()
 }
 
 #[cfg(test)]

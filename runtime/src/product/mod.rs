@@ -107,8 +107,9 @@ fn cut(g: &Shape) -> Cut {
     let long = g.m.max(g.n);
     let extent = if g.m.min(g.n) <= FEW {
         // Bound by reading: few parts, so that the runs read of every row stay long.
-        let pieces =
-            (4 * g.k * long / PART_BYTES).min(long / PART_EXTENT).min(FEW_PARTS.max(long / LONG_RUN));
+        let pieces = (g.k.saturating_mul(4).saturating_mul(long) / PART_BYTES)
+            .min(long / PART_EXTENT)
+            .min(FEW_PARTS.max(long / LONG_RUN));
         long.div_ceil(pieces.max(1)).next_multiple_of(32)
     } else {
         let wanted = (PART_FLOPS / (flops / long as f64)).ceil() as u64;
@@ -117,11 +118,11 @@ fn cut(g: &Shape) -> Cut {
         long.div_ceil(pieces).next_multiple_of(32)
     };
     if long <= extent {
-        let bytes = 4 * g.k.max(1) * long.max(1);
+        let bytes = g.k.max(1).saturating_mul(4).saturating_mul(long.max(1));
         return Cut { batches: (PART_BYTES / bytes).max(1), m: g.m.max(1), n: g.n.max(1) };
     }
     if g.n >= g.m {
-        Cut { batches: 1, m: g.m, n: extent }
+        Cut { batches: 1, m: g.m.max(1), n: extent }
     } else {
         Cut { batches: 1, m: extent, n: g.n.max(1) }
     }
@@ -155,7 +156,7 @@ fn cut_packed(g: &Shape) -> Cut {
     }
 }
 
-/// Number of parts of a product.
+/// Number of parts of a product: none where it has no element.
 pub(crate) fn parts(g: &Shape) -> usize {
     let cut = cut(g);
     let tiles = g.m.div_ceil(cut.m) * g.n.div_ceil(cut.n);
@@ -226,7 +227,10 @@ impl Product<'_> {
     /// As [`run`]; b's buffer holds the panels of the matrix; `cols` starts with a panel.
     unsafe fn run_packed(&self, packed: &PackedMatrix, at: [i64; 3], rows: Range<u64>, cols: Range<u64>) {
         let g = self.gemm;
-        let Some(element) = packing::element([g.a.dtype, g.b.dtype, g.c.dtype]) else { return };
+        let Some(element) = packing::element([g.a.dtype, g.b.dtype, g.c.dtype]) else {
+            // invariant: validation refuses panels of other types
+            unreachable!("a product in panels of {} and {}", g.a.dtype, g.b.dtype)
+        };
         let panel = (packed.k as usize).div_ceil(element.per_unit()) * panels::WIDTH;
         let first = cols.start as usize / panels::WIDTH * panel;
         let start = self.b.window.as_ptr().wrapping_add(self.b.offset).cast::<u32>();

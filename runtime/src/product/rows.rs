@@ -36,7 +36,11 @@ impl LookUp<'_> {
         let (k, valid) = (rows.packed.k as usize, self.valid.min(rows.packed.n as i64));
         let first = part as u64 * PART;
         for i in first..(first + PART).min(self.count) {
-            let index = self.indices.load(DType::I32, i as i64).map_or(-1, |x| x as i64 - self.base);
+            let index = self
+                .indices
+                .load(DType::I32, i as i64)
+                .and_then(|x| (x as i64).checked_sub(self.base))
+                .unwrap_or(-1);
             let column = (0..valid).contains(&index).then_some(index as usize);
             let out = start(&self.out).wrapping_add(i as usize * k * rows.dtype.bytes());
             if let Some(blocks) = &self.blocks {

@@ -164,3 +164,52 @@ fn loops_join_when_the_clipped_rows_are_all_there() {
     heads.batch = vec![BatchDim { extent: 2.into(), a: 5, b: 0, c: 9 }];
     assert_eq!(Shape::new(&heads, |e| e.full).m, 12);
 }
+
+/// Forms that `cut` tells apart, of one size.
+fn forms(m: u64, n: u64, k: u64) -> [Shape; 3] {
+    let packed = Shape { packed: Some(PackedMatrix { k, n }), ..gemm(m, n, k) };
+    let format = pcc_ir::source::BlockFormat { group: 32, bits: 4, low: -8, offsets: false, half: true };
+    let blocks = BlockMatrix { matrix: PackedMatrix { k, n }, format, groups: k.div_ceil(32) };
+    [gemm(m, n, k), packed.clone(), Shape { blocks: Some(blocks), ..packed }]
+}
+
+#[test]
+fn parts_cover_every_element_once_and_nothing_where_there_is_none() {
+    let sizes = [0, 1, 8, 9, 113, 4096];
+    for at in 0..sizes.len().pow(3) {
+        let [m, n, k] = [at, at / 6, at / 36].map(|i| sizes[i % 6]);
+        for (mut g, batch) in forms(m, n, k).into_iter().flat_map(|g| [1, 0, 3].map(|b| (g.clone(), b))) {
+            if batch != 1 {
+                g.batch = vec![Loop { extent: batch, a: 0, b: 0, c: (m * n) as i64 }];
+            }
+            let cut = cut(&g);
+            let mut covered = 0;
+            let mut tiles = std::collections::BTreeMap::new();
+            for part in 0..parts(&g) {
+                let (rows, cols, group) = tile_of(&g, cut, part);
+                let batches = (group * cut.batches..((group + 1) * cut.batches).min(batch)).count() as u64;
+                let (tall, wide) = (rows.end - rows.start, cols.end - cols.start);
+                assert!(batches * tall * wide > 0, "{g:?}: part {part} is empty");
+                covered += batches * tall * wide;
+                if group == 0 {
+                    tiles.insert((rows.start, cols.start), (rows.end, cols.end));
+                }
+            }
+            assert_eq!(covered, m * n * batch, "{g:?}");
+            // Tiles are apart: each starts where one to its left or above ends, and none begins inside of another.
+            for (&(top, left), &(bottom, right)) in &tiles {
+                let inside = |&(r, c): &(u64, u64)| (top..bottom).contains(&r) && (left..right).contains(&c);
+                assert_eq!(tiles.keys().filter(|&at| inside(at)).count(), 1, "{g:?}");
+            }
+        }
+    }
+    // Sizes of which products overflow; validation has not seen that these fit no memory.
+    assert!(parts(&gemm(1, 1 << 39, 1 << 39)) > 0 && parts(&gemm(1 << 39, 9, 1 << 39)) > 0);
+}
+
+#[test]
+fn a_product_without_rows_leaves_everything_as_it_is() {
+    for g in [gemm(0, 2048, 1024), gemm(2048, 0, 1024)] {
+        check(&g, false);
+    }
+}

@@ -67,7 +67,7 @@ fn a_panic_in_a_kernel_ends_the_run_and_says_where() {
         let kernel = [map(|x| if x == 13.0 { panic!("unlucky {x}") } else { x })];
         let mut session = session(p.clone(), kernel.into(), workers);
         let e = forward(&mut session, &[("x", &[2], vec![1.0, 13.0])], 1).unwrap_err();
-        assert_eq!((e.fault, e.why.as_deref()), (Fault::Run, Some("unlucky 13")));
+        assert_eq!((e.fault, e.why.as_deref()), (Fault::Internal, Some("unlucky 13")));
         let place = e.place.unwrap();
         assert!(place.contains("stage 0, step 0 (copy, kernel 0 `the op of copy`)"), "{place}");
         // The session is still whole.

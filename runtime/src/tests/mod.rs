@@ -3,10 +3,12 @@
 pub(crate) mod fixture;
 
 mod artifacts;
+mod clipped;
 mod collectives;
 mod failures;
 mod generation;
 mod hostile;
+mod overlaps;
 mod panels;
 mod pipelines;
 mod quantised;

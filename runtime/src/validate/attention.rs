@@ -4,6 +4,7 @@ use super::LARGEST;
 use super::instr::{buffer, overlap, span};
 use super::reach::Reach;
 use pcc_ir::program::{AttentionCall, FuncProgram, Loc, Strided};
+use pcc_ir::strides::are_injective;
 use pcc_ir::{DType, Extent};
 use std::ops::Range;
 
@@ -87,6 +88,10 @@ fn distinct(func: &FuncProgram, call: &AttentionCall) -> Result<(), String> {
     let (keys, heads) = (most([&call.k, &call.v, &call.k_pos])?, most([&call.q, &call.k, &call.q])?);
     if made > held(&call.out)? || call.t.full > keys || call.d.full > heads {
         return Err("extents are more than the buffers have elements".to_owned());
+    }
+    // Queries and heads are computed at a time.
+    if !are_injective(call.made().into_iter().map(|e| e.full).zip(call.out.strides.iter().copied())) {
+        return Err("strides of out may take two results to one element".to_owned());
     }
     Ok(())
 }

@@ -5,7 +5,9 @@ use crate::layout::local_bytes;
 use crate::memory::ALIGN;
 use pcc_ir::DType;
 use pcc_ir::Diagnostic;
-use pcc_ir::program::{EntryProgram, IoSpec, LocalParam, PackedMatrix, Program, Slot, StageProgram, Step};
+use pcc_ir::program::{
+    EntryProgram, FuncProgram, IoSpec, LocalParam, PackedMatrix, Program, Slot, StageProgram, Step,
+};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Of each function: the arguments it takes in panels.
@@ -161,7 +163,7 @@ fn check_step(slots: &Slots<'_>, stage: usize, step: &Step, made: &mut HashSet<u
                     return Err(format!("slots {arg} and {result} of {} are one buffer", func.name));
                 }
             }
-            Ok(())
+            check_apart(func, bound)
         }
         Step::Send { to: other, slot, bytes, .. } | Step::Recv { from: other, slot, bytes, .. } => {
             if *other >= slots.program.mesh.pp || *other as usize == stage {
@@ -174,6 +176,28 @@ fn check_step(slots: &Slots<'_>, stage: usize, step: &Step, made: &mut HashSet<u
             slots.check(*slot, *bytes)
         }
     }
+}
+
+/// What a call writes is no other slot's memory, but for what it updates in place: an instruction knows two slots for two buffers.
+fn check_apart(func: &FuncProgram, bound: &[Slot]) -> Result<(), String> {
+    let meet = |a: (Slot, u64), b: (Slot, u64)| match (a.0, b.0) {
+        (Slot::Value(x), Slot::Value(y)) => x < y.saturating_add(b.1) && y < x.saturating_add(a.1),
+        (x, y) => x == y,
+    };
+    let all = || bound.iter().copied().zip(func.slot_bytes.iter().copied()).enumerate();
+    let results = func.args as usize..(func.args as usize).saturating_add(func.results as usize);
+    for (result, written) in all().filter(|(i, _)| results.contains(i)) {
+        for (other, held) in all().filter(|&(i, _)| i != result) {
+            let one = func.in_place.contains(&(other as u32, result as u32));
+            if !one && meet(written, held) {
+                return Err(format!(
+                    "slots {other} and {result} of {} share memory, and one is written",
+                    func.name
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Every message has one sender and one receiver that agree on its size.

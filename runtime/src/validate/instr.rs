@@ -9,18 +9,19 @@ use pcc_ir::program::{
     Program, Rows, Scalar,
 };
 use pcc_ir::sharding::local_extent;
-use pcc_ir::{Clip, DType, Mesh};
+use pcc_ir::strides::are_injective;
+use pcc_ir::{Clip, DType, Mesh, Part};
 use std::ops::Range;
 
 pub(super) fn check(program: &Program, func: &FuncProgram, kind: &InstrKind) -> Result<(), String> {
     for clip in kind.extents().into_iter().filter_map(|e| e.clip.as_deref()) {
-        check_clip(&program.mesh, clip)?;
+        check_clip(program, clip)?;
     }
     match kind {
         InstrKind::Kernel(launch) => check_launch(program, func, launch),
         InstrKind::Gemm(gemm) => check_gemm(func, gemm),
         InstrKind::Attention(call) => super::attention::check(func, call),
-        InstrKind::Rows(rows) => check_rows(&program.mesh, func, rows),
+        InstrKind::Rows(rows) => check_rows(program, func, rows),
         InstrKind::Collective(call) => check_collective(&program.mesh, func, call),
     }
 }
@@ -88,16 +89,17 @@ fn check_launch(program: &Program, func: &FuncProgram, launch: &Launch) -> Resul
         return Err(format!("extents {:?} are negative or too large", launch.extents));
     }
     for scalar in &launch.scalars {
-        check_scalar(&program.mesh, scalar)?;
+        check_scalar(program, scalar)?;
     }
     if product == Some(0) {
         return Ok(());
     }
     let bounds: Vec<Range<i128>> = launch.scalars.iter().map(scalar_bounds).collect();
-    let (mut largest, mut written) = (1, 1);
+    let (mut largest, mut written, mut spans) = (1, 1, Vec::new());
     for (i, (access, loc)) in kernel.accesses.iter().zip(&launch.ptrs).enumerate() {
         let reach = access_reach(kernel, launch, i, &bounds)?;
-        span(func, loc, access.write, access.dtype, reach).map_err(|why| format!("access {i}: {why}"))?;
+        let bytes = span(func, loc, access.write, access.dtype, reach);
+        spans.push(bytes.map_err(|why| format!("access {i}: {why}"))?);
         let elements = u128::from(buffer(func, loc, access.write)?) / access.dtype.bytes() as u128;
         largest = largest.max(elements);
         if access.write {
@@ -108,7 +110,7 @@ fn check_launch(program: &Program, func: &FuncProgram, launch: &Launch) -> Resul
     if product.is_some_and(|n| n as u128 > largest * written) {
         return Err(format!("extents {:?} are more than the buffers have elements", launch.extents));
     }
-    Ok(())
+    super::launch::check_writes(func, kernel, launch, &spans)
 }
 
 /// Elements that an access reaches, with the extra offsets of the nodes and stores that use it.
@@ -150,28 +152,32 @@ fn access_reach(
     Ok(reach)
 }
 
-fn check_scalar(mesh: &Mesh, scalar: &Scalar) -> Result<(), String> {
+fn check_scalar(program: &Program, scalar: &Scalar) -> Result<(), String> {
     match scalar {
         Scalar::Const(_) => Ok(()),
         Scalar::Valid { global, axes } | Scalar::Base { global, axes } => {
             if *global >= LARGEST {
                 return Err(format!("extent {global} is too large"));
             }
-            check_axes(mesh, axes)
+            check_axes(&program.mesh, axes)
         }
-        Scalar::There(clip) => check_clip(mesh, clip),
+        Scalar::There(clip) => check_clip(program, clip),
     }
 }
 
 /// A clip can be worked out on every device at every run; what it allows is never more than the whole extent.
-fn check_clip(mesh: &Mesh, clip: &Clip) -> Result<(), String> {
+fn check_clip(program: &Program, clip: &Clip) -> Result<(), String> {
     if clip.global == 0 || clip.global >= LARGEST || clip.inner >= LARGEST {
         return Err(format!(
             "a dim of {} clipped in steps of {} is too large or empty",
             clip.global, clip.inner
         ));
     }
-    check_axes(mesh, &clip.axes)
+    let rows = program.batch.replicas.checked_mul(program.batch.rows());
+    if clip.part == Part::Rows && rows.map(|n| n as u64) != Some(clip.global) {
+        return Err(format!("a dim of {} clipped to the rows of a batch of {rows:?}", clip.global));
+    }
+    check_axes(&program.mesh, &clip.axes)
 }
 
 /// What a scalar lies in on every device, at least.
@@ -218,6 +224,11 @@ fn check_gemm(func: &FuncProgram, g: &Gemm) -> Result<(), String> {
     if made > held(&g.c)? || u128::from(k) > held(&g.b)? {
         return Err(format!("extents {m} {n} {k} are more than the buffers have elements"));
     }
+    // Parts of the product are computed at a time.
+    let outer = g.batch.iter().map(|d| (d.extent.full, d.c));
+    if !are_injective(outer.chain([(m, g.c.row), (n, g.c.col)])) {
+        return Err("strides of matrix c may take two results to one element".to_owned());
+    }
     if k > 0 {
         let a = one("a", &g.a, false, reach(&g.a, m, k, |d| d.a))?;
         let b = one("b", &g.b, false, reach(&g.b, k, n, |d| d.b))?;
@@ -257,13 +268,17 @@ fn check_panels(func: &FuncProgram, loc: &Loc, dtype: DType, packed: &PackedMatr
     }
 }
 
-fn check_rows(mesh: &Mesh, func: &FuncProgram, r: &Rows) -> Result<(), String> {
+fn check_rows(program: &Program, func: &FuncProgram, r: &Rows) -> Result<(), String> {
     if !matches!(r.dtype, DType::F32 | DType::BF16) {
         return Err(format!("there are no rows of {} in panels", r.dtype));
     }
     check_panels(func, &r.table, r.dtype, &r.packed)?;
-    check_scalar(mesh, &r.base)?;
-    check_scalar(mesh, &r.valid)?;
+    for scalar in [&r.base, &r.valid] {
+        check_scalar(program, scalar)?;
+        if matches!(*scalar, Scalar::Const(c) if !(0..LARGEST as i64).contains(&c)) {
+            return Err(format!("a table that begins or ends at {scalar:?}"));
+        }
+    }
     let count = r.count.full;
     let elements = count.checked_mul(r.packed.k).filter(|&n| n > 0 && n < LARGEST);
     let Some(elements) = elements else {

@@ -7,6 +7,7 @@ mod attention;
 mod entry;
 mod instr;
 mod kernel;
+mod launch;
 mod reach;
 mod team;
 
@@ -133,6 +134,11 @@ fn check_func(program: &Program, func: &FuncProgram, place: &str) -> Result<(), 
     for &(arg, result) in &func.in_place {
         let paired = arg < func.args && (func.args..fixed as u32).contains(&result);
         require(paired, place, || format!("slots {arg} and {result} are no argument and result"))?;
+        let pairs = func.in_place.iter().filter(|p| p.0 == arg || p.1 == result).count();
+        let bytes = [arg, result].map(|slot| func.slot_bytes[slot as usize]);
+        require(pairs == 1 && bytes[0] == bytes[1], place, || {
+            format!("slots {arg} and {result} are one buffer, but not of one size, or others are the same")
+        })?;
     }
     func.packed().map_err(|(at, why)| damaged(&format!("{place}, instrs[{at}]"), why))?;
     for (i, instr) in func.instrs.iter().enumerate() {

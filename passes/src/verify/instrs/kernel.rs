@@ -232,6 +232,7 @@ impl<'a> Run<'a> {
                 }
                 let same = launch.ptrs[w] == launch.ptrs[r]
                     && strides(w) == strides(r)
+                    && kernel.accesses[w].dtype.bytes() == kernel.accesses[r].dtype.bytes()
                     && !indexed(w)
                     && !indexed(r);
                 let apart = kernel.accesses[r].write && !x.at.is_dense() && !y.at.is_dense();

@@ -13,6 +13,7 @@ use std::arch::x86_64::{
 pub(super) const ROWS: usize = 12;
 /// Lanes of a register.
 const LANES: usize = 16;
+const _: () = assert!(WIDTH == 2 * LANES);
 /// How far ahead a panel is asked for, in bytes.
 const AHEAD: usize = 2048;
 
@@ -31,8 +32,8 @@ pub(super) unsafe fn run(work: &Work) {
                     (_, 1) => rows::<8, 1, 2>(work),
                     $((4, $rows) => rows::<4, $rows, 1>(work),)*
                     $((_, $rows) => rows::<8, $rows, 1>(work),)*
-                    // Callers keep to `ROWS`.
-                    (_, rows) => debug_assert!(false, "no loop for {rows} rows"),
+                    // invariant: callers keep to `ROWS`
+                    (_, rows) => unreachable!("no loop for {rows} rows"),
                 }
             }
         };

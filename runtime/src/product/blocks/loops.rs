@@ -123,8 +123,8 @@ macro_rules! choose {
                 (4, 2) => rows::<$fused, 4, 2>($work),
                 (_, 1) => rows::<$fused, 8, 1>($work),
                 (_, 2) => rows::<$fused, 8, 2>($work),
-                // Callers keep to `ROWS`.
-                (_, rows) => debug_assert!(false, "no loop for {rows} rows"),
+                // invariant: callers keep to `ROWS`
+                (_, rows) => unreachable!("no loop for {rows} rows"),
             }
         }
     };

@@ -7,14 +7,17 @@ use std::arch::x86_64::{
 };
 
 /// Most rows worked on together: 6 * 2 sums, 2 registers for b and one for a. Widening bf16 takes two registers more.
+pub(super) const ROWS: usize = 6;
+
 pub(super) fn rows(element: Element) -> usize {
     match element {
-        Element::F32 => 6,
+        Element::F32 => ROWS,
         Element::Bf16 => 5,
     }
 }
 /// Lanes of a register.
 const LANES: usize = 8;
+const _: () = assert!(WIDTH == 4 * LANES);
 
 macro_rules! kernel {
     ($name:ident, $multiply:ident) => {
@@ -101,8 +104,8 @@ pub(super) unsafe fn run(block: &Block) {
                     4 => [0, 16].into_iter().for_each(|first| $kernel::<4, 2>(block, first)),
                     5 => [0, 16].into_iter().for_each(|first| $kernel::<5, 2>(block, first)),
                     6 => [0, 16].into_iter().for_each(|first| $kernel::<6, 2>(block, first)),
-                    // Callers keep to `rows`.
-                    rows => debug_assert!(false, "no loop for {rows} rows"),
+                    // invariant: callers keep to `rows`
+                    rows => unreachable!("no loop for {rows} rows"),
                 }
             }
         };

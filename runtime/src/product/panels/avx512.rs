@@ -10,11 +10,12 @@ use std::arch::x86_64::{
 pub(super) const ROWS: usize = 14;
 /// Lanes of a register.
 const LANES: usize = 16;
+const _: () = assert!(WIDTH == 2 * LANES);
 /// How many steps of k ahead a panel is asked for: 4 KiB.
 const AHEAD: usize = 32;
 
 /// Panels worked on together: at least eight sums keep both adders busy.
-pub(super) fn panels(rows: usize) -> usize {
+pub(super) const fn panels(rows: usize) -> usize {
     match rows {
         1..=3 => 4,
         4..=7 => 2,
@@ -138,8 +139,8 @@ pub(super) unsafe fn run(block: &Block) {
             match (block.rows, block.panels) {
                 // SAFETY: the caller's promise; the kernel is the one for these rows and panels.
                 $(($rows, $panels) => unsafe { $kernel::<$rows, $panels>(block) },)*
-                // Callers keep to `ROWS` and `panels`.
-                _ => debug_assert!(false, "no loop for {} rows, {} panels", block.rows, block.panels),
+                // invariant: callers keep to `ROWS` and `panels`
+                _ => unreachable!("no loop for {} rows, {} panels", block.rows, block.panels),
             }
         };
     }

@@ -18,7 +18,7 @@ pub(crate) use pack::{Place, Rounded, pack, units};
 pub(crate) use task::{Task, Term, multiply};
 
 /// Columns of a panel.
-pub(crate) const WIDTH: usize = 32;
+pub(crate) const WIDTH: usize = pcc_ir::storage::PANEL as usize;
 
 /// Units of k that a row of the scratch has before the next row begins.
 const CHUNK: usize = 256;

@@ -1,6 +1,6 @@
 //! A whole product: rows are copied to a scratch, block by block, and multiplied with one panel after another.
 
-use super::{Block, CHUNK, Element, Path, ROW, WIDTH};
+use super::{Block, CHUNK, Element, Path, ROW, WIDTH, avx2, avx512, scalar};
 use half::{bf16, f16};
 use pcc_ir::DType;
 use std::cell::RefCell;
@@ -42,7 +42,20 @@ pub(crate) struct Task {
 }
 
 /// Sums of one block, before they are scaled, rounded or put where columns are not adjacent.
-type Sums = [f32; 14 * WIDTH * 4];
+type Sums = [f32; MOST_SUMS];
+
+/// Sums of the largest block.
+const MOST_SUMS: usize = 14 * WIDTH;
+
+const _: () = {
+    // Any path's rows and panels at once: what is too small for a block is memory out of bounds.
+    let mut rows = 1;
+    while rows <= avx512::ROWS {
+        assert!(rows * avx512::panels(rows) * WIDTH <= MOST_SUMS);
+        rows += 1;
+    }
+    assert!(avx2::ROWS * WIDTH <= MOST_SUMS && scalar::ROWS * WIDTH <= MOST_SUMS);
+};
 
 thread_local! {
     static ROWS: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
@@ -145,7 +158,7 @@ impl Step {
     unsafe fn with_panels(&self, task: &Task, scratch: &[u32]) {
         let all = task.n.div_ceil(WIDTH);
         let resumes = self.units.start > 0;
-        let mut sums: Sums = [0.0; 14 * WIDTH * 4];
+        let mut sums: Sums = [0.0; MOST_SUMS];
         let mut panel = 0;
         while panel < all {
             let mut step = self.path.panels(self.block);
