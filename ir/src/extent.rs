@@ -200,7 +200,7 @@ mod tests {
                 let there =
                     |row: &usize| row % capacity < batch.cell(rows, row / capacity, micro_batch).len();
                 for (start, end) in (0..=replicas * capacity).flat_map(|e| (0..=e).map(move |s| (s, e))) {
-                    let wanted = (start..end).filter(there).last().map_or(0, |row| row + 1 - start);
+                    let wanted = (start..end).rfind(there).map_or(0, |row| row + 1 - start);
                     let piece = Span { start, len: end - start };
                     assert_eq!(sizes.of(Part::Rows, piece), wanted, "{sizes:?} {piece:?}");
                 }
