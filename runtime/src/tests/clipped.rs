@@ -142,7 +142,7 @@ pub(super) fn program() -> Program {
         name: "forward".into(),
         inputs: vec![spec("tokens", Type::i32([all, seq])), spec("positions", Type::i32([all, seq]))],
         outputs: vec![spec("y", Type::f32([all, seq, WIDTH as usize]))],
-        stages: vec![StageProgram { arena_bytes: 1024, steps }],
+        stages: vec![StageProgram { arena_bytes: 1024, shared_bytes: 0, steps }],
     }];
     p
 }
@@ -312,7 +312,7 @@ fn a_replica_without_a_row_multiplies_nothing() {
     );
     let rows = |name: &str, width| IoSpec { batch_dim: Some(0), ..io(name, &[2, width], split(2, 0, &dp)) };
     let steps = vec![call(0, &[Slot::Input(0), Slot::Param(0), Slot::Output(0)])];
-    let stages = vec![StageProgram { arena_bytes: 0, steps }];
+    let stages = vec![StageProgram { arena_bytes: 0, shared_bytes: 0, steps }];
     let mut p = super::fixture::program(mesh, vec![code], vec![rows("x", k)], vec![rows("y", n)], stages);
     p.batch = BatchPlan { batch: 2, replicas: 2, micro_batches: 1 };
     p.params = vec![param("w", &[k, n], split(2, 0, &[]))];

@@ -12,7 +12,7 @@ fn copies(slots: [Slot; 2]) -> Program {
         call(0, &[slots[0], slots[1]]),
         call(0, &[slots[1], Slot::Output(0)]),
     ];
-    let stage = StageProgram { arena_bytes: 512, steps };
+    let stage = StageProgram { arena_bytes: 512, shared_bytes: 0, steps };
     let mut p = program(mesh(1, 1, 1), vec![], vec![spec("x")], vec![spec("y")], vec![stage]);
     let copy = map_kernel(&mut p, "copy", 4, 8, [slot(0), slot(1)]);
     p.funcs = vec![func("copy", &[128], &[128], 512, vec![copy])];
