@@ -87,7 +87,7 @@ mod tests {
     }
 
     fn program(params: Vec<LocalParam>) -> Program {
-        let json = r#"{"version":1,"model":{"name":"","family":"","class":"","parameters":0,"task":"graph","vocab":0,"seq":0,
+        let json = r#"{"version":2,"model":{"name":"","family":"","class":"","parameters":0,"task":"graph","vocab":0,"seq":0,
             "layers":0,"tokenizer":null,"bos":null,"eos":[]},"mesh":{"pp":1,"dp":1,"cp":1,"ep":1,"tp":1},"dtype":"f32",
             "batch":{"batch":1,"replicas":1,"micro_batches":1},"kernels":{"elems":[],"unused":null},"funcs":[],"params":[],"states":[],"constants":[],
             "entries":[],"target":{"name":"","features":[],"object_digest":""},"weights":null}"#;

@@ -148,8 +148,12 @@ fn damaged_artifacts_are_refused_with_the_reason() {
         fs::write(dir.join("program.json"), &text[..end]).unwrap();
         assert!(refused().contains("damaged"));
     }
-    fs::write(dir.join("program.json"), text.replacen("\"version\":1", "\"version\":7", 1)).unwrap();
-    assert!(refused().contains("version 7"));
+    let of_version =
+        |n: u32| text.replacen(&format!("\"version\":{VERSION}"), &format!("\"version\":{n}"), 1);
+    for other in [VERSION - 1, VERSION + 1] {
+        fs::write(dir.join("program.json"), of_version(other)).unwrap();
+        assert!(refused().contains(&format!("version {other}")));
+    }
     fs::write(dir.join("program.json"), [0xFF, 0xFE, 0x00]).unwrap();
     refused();
     fs::write(dir.join("program.json"), "[".repeat(100_000)).unwrap();
