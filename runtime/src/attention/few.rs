@@ -1,37 +1,42 @@
 //! Few queries: every key and value is read once, in order and ahead of its use; registers lie along a head's elements.
+//!
+//! A cache holds the heads of a position side by side: several heads are worked on in turn, a block of keys each, so that memory is
+//! read in longer runs than a head is wide.
 
-use super::rows::{Carver, Rows, with_scratch};
+use super::lines::{Kind, Lines, Next, mix, score};
+use super::rows::{Carver, Rows, rounded, with_scratch};
 use super::simd::{Avx2, Avx512, Portable, Simd};
-use super::{Attention, Head, KEYS, Path, Seen, read_positions};
-use pcc_ir::DType;
+use super::words::{Half, Lane, Pair, Single};
+use super::{Attention, Head, KEYS, Path, Seen, Sight, read_positions};
 use pcc_ir::program::AttentionCall;
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
 
 /// Most rows.
 const FEW: usize = AttentionCall::FEW as usize;
-/// Keys whose products with a query are summed side by side.
-const TOGETHER: usize = 4;
-/// Registers of weighted values summed at a time.
-const WIDE: usize = 4;
 
-/// Computes a range of the keys for all rows of a head; all of them when there is one range.
-pub(super) fn run(a: &Attention<'_>, head: Head, index: usize, ranges: usize) {
-    let range = AttentionCall::RANGE as usize;
-    let keys = if ranges > 1 { index * range..((index + 1) * range).min(a.dims.t) } else { 0..a.dims.t };
-    let to = (ranges > 1).then(|| a.partial(head, index, ranges)).flatten();
+/// What is computed at once: the rows of some heads, over some keys.
+pub(super) struct Piece {
+    pub(super) batch: usize,
+    pub(super) heads: Range<usize>,
+    /// Which of the ranges of keys.
+    pub(super) index: usize,
+    pub(super) ranges: usize,
+}
+
+pub(super) fn run(a: &Attention<'_>, piece: &Piece) {
     // The most that the registers of any path fill rows up to.
-    let (d, e) = (a.dims.d.next_multiple_of(16), a.dims.e.next_multiple_of(16));
-    let floats = FEW * d + FEW * e + FEW * KEYS + KEYS * d.max(e) + 64;
+    let (d, e) = (a.dims.d.next_multiple_of(32), a.dims.e.next_multiple_of(32));
+    let floats = piece.heads.len() * (FEW * (d + e) + 4 * rounded(FEW)) + FEW * KEYS + KEYS * d.max(e) + 64;
     // Not the other way round: a closure would be compiled for the least of machines.
     with_scratch(floats, |s| {
         // SAFETY: validation checked that every element the strides reach lies in the operands' buffers, aligned; the executor lets
         // no one else at what the part writes; a path is only chosen where its instructions are.
         unsafe {
             match a.path {
-                Path::Avx512 => avx512(a, head, keys, to, s),
-                Path::Avx2 => avx2(a, head, keys, to, s),
-                Path::Portable => attend::<Portable>(a, head, keys, to, s),
+                Path::Avx512Bf16 => pairs(a, piece, s),
+                Path::Avx512 => avx512(a, piece, s),
+                Path::Avx2 => avx2(a, piece, s),
+                Path::Portable => attend::<Portable, Half, 8, 1, 1>(a, piece, s),
             }
         }
     });
@@ -39,18 +44,45 @@ pub(super) fn run(a: &Attention<'_>, head: Head, index: usize, ranges: usize) {
 
 /// # Safety
 /// As [`attend`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-unsafe fn avx512(a: &Attention<'_>, head: Head, keys: Range<usize>, to: Option<*mut f32>, s: Carver) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn pairs(a: &Attention<'_>, piece: &Piece, s: Carver) {
     // SAFETY: the caller's promise.
-    unsafe { attend::<Avx512>(a, head, keys, to, s) }
+    unsafe {
+        match a.dims.rows() {
+            0..=1 => attend::<Avx512, Pair, 1, 16, 4>(a, piece, s),
+            2 => attend::<Avx512, Pair, 2, 8, 4>(a, piece, s),
+            3..=4 => attend::<Avx512, Pair, 4, 4, 4>(a, piece, s),
+            _ => attend::<Avx512, Pair, 8, 2, 2>(a, piece, s),
+        }
+    }
+}
+
+/// # Safety
+/// As [`attend`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+unsafe fn avx512(a: &Attention<'_>, piece: &Piece, s: Carver) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match a.dims.rows() {
+            0..=1 => attend::<Avx512, Half, 1, 16, 4>(a, piece, s),
+            2..=4 => attend::<Avx512, Half, 4, 4, 4>(a, piece, s),
+            _ => attend::<Avx512, Half, 8, 2, 2>(a, piece, s),
+        }
+    }
 }
 
 /// # Safety
 /// As [`attend`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2(a: &Attention<'_>, head: Head, keys: Range<usize>, to: Option<*mut f32>, s: Carver) {
+unsafe fn avx2(a: &Attention<'_>, piece: &Piece, s: Carver) {
     // SAFETY: the caller's promise.
-    unsafe { attend::<Avx2>(a, head, keys, to, s) }
+    unsafe {
+        match a.dims.rows() {
+            0..=1 => attend::<Avx2, Half, 1, 8, 4>(a, piece, s),
+            2..=4 => attend::<Avx2, Half, 4, 2, 2>(a, piece, s),
+            _ => attend::<Avx2, Half, 8, 1, 1>(a, piece, s),
+        }
+    }
 }
 
 impl Attention<'_> {
@@ -66,285 +98,232 @@ impl Attention<'_> {
     }
 }
 
-/// The state of up to [`FEW`] rows.
+/// The state of M rows of one head.
+#[derive(Clone, Copy)]
 struct State {
-    /// Queries, scaled and filled up with zeros: `[row][d]`.
+    /// Queries, as keys are multiplied by them: `[row][wide_d]`, filled up with zeros.
     q: *mut f32,
-    /// Scores of some keys, then their weights: `[row][KEYS]`.
-    p: *mut f32,
-    /// Weighted values so far: `[row][e]`, filled up.
+    /// Weighted values so far: `[row][wide_e]`, filled up.
     o: *mut f32,
-    max: [f32; FEW],
-    sum: [f32; FEW],
+    /// Largest score so far, and sum of weights.
+    max: *mut f32,
+    sum: *mut f32,
     /// What scores gain for each position, and from which one on.
-    slopes: [(f32, f32); FEW],
+    slopes: *mut f32,
+    from: *mut f32,
+}
+
+/// What rows see, and scratch for a block of keys.
+struct Block {
+    sight: Sight,
     low: [i32; FEW],
     high: [i32; FEW],
+    k_pos: [i32; KEYS],
+    /// Scores of the keys, then their weights: `[row][KEYS]`.
+    p: *mut f32,
+    /// Keys or values that have to be copied.
+    copy: *mut f32,
 }
 
-/// Keys or values as registers can load them.
-#[derive(Clone, Copy)]
-enum Lines {
-    Single { start: *const f32, stride: isize },
-    Half { start: *const u16, stride: isize },
-}
-
+/// All rows, up to M of them, of a piece's heads; scores of M by N are summed side by side, weighted values of M by C registers.
+///
 /// # Safety
-/// The operands are valid, no one else accesses what is written, and the machine has V's instructions.
+/// The operands are valid, no one else accesses what is written, and the machine has the instructions of V and P. M times N is V's
+/// lanes.
 #[inline(always)]
-unsafe fn attend<V: Simd>(
+unsafe fn attend<V: Simd, P: Lane<V>, const M: usize, const N: usize, const C: usize>(
     a: &Attention<'_>,
-    head: Head,
-    keys: Range<usize>,
-    to: Option<*mut f32>,
+    piece: &Piece,
     mut s: Carver,
 ) {
     let (rows, d, e) = (a.dims.rows(), a.dims.d, a.dims.e);
-    let (wide_d, wide_e) = (d.next_multiple_of(V::LANES), e.next_multiple_of(V::LANES));
-    let mut state = State {
-        q: s.take(FEW * wide_d),
-        p: s.take(FEW * KEYS),
-        o: s.take(FEW * wide_e),
-        max: [f32::MIN; FEW],
-        sum: [0.0; FEW],
-        slopes: [(0.0, 0.0); FEW],
-        low: [0; FEW],
-        high: [0; FEW],
+    let range = AttentionCall::RANGE as usize;
+    let all_keys = match piece.ranges {
+        0..=1 => 0..a.dims.t,
+        _ => piece.index * range..((piece.index + 1) * range).min(a.dims.t),
     };
-    let copy = s.take(KEYS * wide_d.max(wide_e));
-    let (factor, _) = a.factors();
+    let head = |i: usize| Head { batch: piece.batch, head: piece.heads.start + i };
+    let count = piece.heads.len();
+    let (keys, values) = (a.keys(head(0)), a.values(head(0)));
+    let [k_head, v_head] = [&a.call.k, &a.call.v].map(|x| x.strides[2] as isize);
+    let k_kind = Kind::of::<V>(&keys, d, P::ELEMENTS > 1 && a.halves());
+    let v_kind = Kind::of::<V>(&values, e, false);
+    let (wide_d, wide_e) = (k_kind.words(d, V::LANES), v_kind.words(e, V::LANES));
+    let one = M * (wide_d + wide_e);
+    let (vectors, numbers) = (s.take(count * one), s.take(count * 4 * FEW));
+    let state = |i: usize| {
+        let (vectors, numbers) = (vectors.wrapping_add(i * one), numbers.wrapping_add(i * 4 * FEW));
+        let number = |n: usize| numbers.wrapping_add(n * FEW);
+        let o = vectors.wrapping_add(M * wide_d);
+        State { q: vectors, o, max: number(0), sum: number(1), slopes: number(2), from: number(3) }
+    };
+    let (mut low, mut high) = ([0; FEW], [0; FEW]);
     // SAFETY: the caller's promise; each piece of scratch has the size that the functions below say.
     unsafe {
-        let (low, high) = (state.low.as_mut_ptr(), state.high.as_mut_ptr());
-        let sight = a.sight(head.batch, 0..rows, FEW, low, high);
-        std::slice::from_raw_parts_mut(state.o, FEW * wide_e).fill(0.0);
-        for row in 0..rows {
-            a.query(head, row).widen(1, d, state.q.add(row * wide_d), wide_d);
-            let q = std::slice::from_raw_parts_mut(state.q.add(row * wide_d), d);
-            q.iter_mut().for_each(|x| *x *= factor);
-            state.slopes[row] = a.slope(head, row);
+        let sight = a.sight(piece.batch, 0..rows, FEW, low.as_mut_ptr(), high.as_mut_ptr());
+        let (p, copy) = (s.take(M * KEYS), s.take(KEYS * d.max(e).next_multiple_of(V::LANES)));
+        let mut block = Block { sight, low, high, k_pos: [0; KEYS], p, copy };
+        std::slice::from_raw_parts_mut(vectors, count * one).fill(0.0);
+        for i in 0..count {
+            begin::<V, P>(a, head(i), &state(i), k_kind, wide_d);
         }
-        let positions = Attention::positions(&a.call.k_pos, &a.k_pos, head.batch);
-        let (all_keys, all_values) = (a.keys(head), a.values(head));
-        let mut k_pos = [0i32; KEYS];
-        for start in keys.clone().step_by(KEYS) {
-            let n = KEYS.min(keys.end - start);
-            read_positions(&positions, start..start + n, &mut k_pos);
-            let Some(Seen { keys: seen, all }) = sight.of(&k_pos[..n]) else { continue };
-            let (n, k_pos) = (seen.len(), &k_pos[seen.clone()]);
-            let (k, v) = (all_keys.from(start + seen.start), all_values.from(start + seen.start));
-            let k_lines = lines::<V>(&k, n, d, copy);
-            for j in (0..n).step_by(TOGETHER) {
-                // Values of these keys, and the keys after the next ones: read while the products are formed.
-                for i in j..(j + TOGETHER).min(n) {
-                    ahead(&v, i, e);
-                    ahead(&k, i + KEYS, d);
-                }
-                score::<V>(&state, rows, k_lines, j, n.min(j + TOGETHER) - j, wide_d);
-            }
-            let shrink = weigh::<V>(a, &mut state, rows, k_pos, all);
-            let v_lines = lines::<V>(&v, n, e, copy);
-            for (row, &shrink) in shrink.iter().enumerate().take(rows) {
-                mix::<V>(&state, row, shrink, v_lines, n, wide_e, all);
+        let positions = Attention::positions(&a.call.k_pos, &a.k_pos, piece.batch);
+        for start in all_keys.clone().step_by(KEYS) {
+            let n = KEYS.min(all_keys.end - start);
+            read_positions(&positions, start..start + n, &mut block.k_pos);
+            let Some(seen) = block.sight.of(&block.k_pos[..n]) else { continue };
+            for i in 0..count {
+                let first = start + seen.keys.start;
+                let k = keys.from(first).skip(i as isize * k_head);
+                let v = values.from(first).skip(i as isize * v_head);
+                // What is read after these keys: those of the next head, or the next ones of the first head.
+                let next = if i + 1 < count { k.skip(k_head) } else { keys.from(start + KEYS) };
+                step::<V, P, M, N, C>(a, &state(i), &mut block, &seen, [k, v, next], [k_kind, v_kind]);
             }
         }
-        write(a, head, &state, wide_e, to);
-    }
-}
-
-/// Asks for a row's bytes before they are needed.
-///
-/// # Safety
-/// None is needed: an address outside memory is ignored.
-#[inline(always)]
-unsafe fn ahead(rows: &Rows, i: usize, width: usize) {
-    let start = rows.from(i).start;
-    if rows.col == 1 {
-        for byte in (0..width * rows.dtype.bytes()).step_by(64) {
-            // SAFETY: a prefetch never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(byte).cast::<i8>()) };
+        for i in 0..count {
+            let to = (piece.ranges > 1).then(|| a.partial(head(i), piece.index, piece.ranges)).flatten();
+            write(a, head(i), &state(i), wide_e, to);
         }
     }
 }
 
-/// Rows as registers can load them: where they lie, if whole registers fit, else a copy.
-///
 /// # Safety
-/// The rows exist, and `copy` has room for them, filled up to whole registers.
+/// As [`attend`].
 #[inline(always)]
-unsafe fn lines<V: Simd>(rows: &Rows, n: usize, width: usize, copy: *mut f32) -> Lines {
-    let whole = rows.col == 1 && width.is_multiple_of(V::LANES);
-    match rows.dtype {
-        DType::F32 if whole => Lines::Single { start: rows.start.cast(), stride: rows.row },
-        DType::BF16 if whole => Lines::Half { start: rows.start.cast(), stride: rows.row },
-        _ => {
-            let wide = width.next_multiple_of(V::LANES);
-            // SAFETY: the caller's promise.
-            unsafe { rows.widen(n, width, copy, wide) };
-            Lines::Single { start: copy, stride: wide as isize }
-        }
-    }
-}
-
-impl Lines {
-    /// Elements `i..` of row `j`.
-    ///
-    /// # Safety
-    /// They exist, as many as a register holds, and the machine has V's instructions.
-    #[inline(always)]
-    unsafe fn load<V: Simd>(self, j: usize, i: usize) -> V {
+unsafe fn begin<V: Simd, P: Lane<V>>(a: &Attention<'_>, head: Head, state: &State, kind: Kind, wide: usize) {
+    let queries = a.queries(head);
+    for row in 0..a.dims.rows() {
         // SAFETY: the caller's promise.
         unsafe {
-            match self {
-                Lines::Single { start, stride } => V::load(start.offset(j as isize * stride).add(i)),
-                Lines::Half { start, stride } => V::load_bf16(start.offset(j as isize * stride).add(i)),
+            let to = state.q.add(row * wide);
+            match kind {
+                Kind::Pair => P::query(&queries.row(row), a.dims.d, to, wide),
+                _ => <Single as Lane<V>>::query(&queries.row(row), a.dims.d, to, wide),
             }
+            (*state.max.add(row), *state.sum.add(row)) = (f32::MIN, 0.0);
+            (*state.slopes.add(row), *state.from.add(row)) = a.slope(head, row);
         }
     }
 }
 
-/// Scores of `n` keys from `j` on, for every row.
+/// Takes in a block of keys of a head.
 ///
 /// # Safety
 /// As [`attend`].
 #[inline(always)]
-unsafe fn score<V: Simd>(state: &State, rows: usize, k: Lines, j: usize, n: usize, wide: usize) {
-    for row in 0..rows {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (q, out) = (state.q.add(row * wide), state.p.add(row * KEYS + j));
-            if n == TOGETHER {
-                let mut sums = [V::splat(0.0); TOGETHER];
-                for p in (0..wide).step_by(V::LANES) {
-                    let query = V::load(q.add(p));
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        *sum = query.fma(k.load::<V>(j + i, p), *sum);
-                    }
-                }
-                for (i, sum) in sums.iter().enumerate() {
-                    *out.add(i) = sum.sum();
-                }
-            } else {
-                for i in 0..n {
-                    let mut sum = V::splat(0.0);
-                    for p in (0..wide).step_by(V::LANES) {
-                        sum = V::load(q.add(p)).fma(k.load::<V>(j + i, p), sum);
-                    }
-                    *out.add(i) = sum.sum();
-                }
-            }
+unsafe fn step<V: Simd, P: Lane<V>, const M: usize, const N: usize, const C: usize>(
+    a: &Attention<'_>,
+    state: &State,
+    block: &mut Block,
+    seen: &Seen,
+    [k, v, next]: [Rows; 3],
+    [k_kind, v_kind]: [Kind; 2],
+) {
+    let (rows, d, e, n) = (a.dims.rows(), a.dims.d, a.dims.e, seen.keys.len());
+    let (factor, _) = a.factors();
+    let ahead = [Next::of(&v, e), Next::of(&next, d)];
+    // SAFETY: the caller's promise; rows are filled up to whole registers where they are copied.
+    unsafe {
+        let k = Lines::of::<V>(&k, k_kind, n, d, block.copy);
+        match k_kind {
+            Kind::Single | Kind::Copy => score::<V, Single, M, N>(state.q, k, n, block.p, factor, ahead),
+            Kind::Half => score::<V, Half, M, N>(state.q, k, n, block.p, factor, ahead),
+            Kind::Pair => score::<V, P, M, N>(state.q, k, n, block.p, factor, ahead),
+        }
+        let mut shrink = [0.0; M];
+        for (row, shrink) in shrink.iter_mut().enumerate().take(rows) {
+            *shrink = weigh::<V>(a, state, row, block, seen);
+        }
+        let lines = Lines::of::<V>(&v, v_kind, n, e, block.copy);
+        if !(seen.all || v.finite(n, e)) {
+            mix_seen(state, rows, &shrink, block.p, &v, n, (e, lines.words));
+        } else if v_kind == Kind::Half {
+            mix::<V, Half, M, C>(state.o, &shrink, block.p, lines, n);
+        } else {
+            mix::<V, Single, M, C>(state.o, &shrink, block.p, lines, n);
         }
     }
 }
 
-/// Caps, biases and masks scores and turns them into weights. Gives what each row's earlier weights are multiplied by.
+/// Caps, biases and masks a row's scores and turns them into weights. Gives what earlier weights are multiplied by.
 ///
 /// # Safety
 /// As [`attend`].
 #[inline(always)]
 unsafe fn weigh<V: Simd>(
     a: &Attention<'_>,
-    state: &mut State,
-    rows: usize,
-    k_pos: &[i32],
-    all: bool,
-) -> [f32; FEW] {
+    state: &State,
+    row: usize,
+    block: &mut Block,
+    seen: &Seen,
+) -> f32 {
     let (_, softcap) = a.factors();
-    let mut shrink = [0.0; FEW];
-    for (row, shrink) in shrink.iter_mut().enumerate().take(rows) {
-        // SAFETY: the caller's promise; a row has KEYS scores, a whole number of registers.
-        unsafe {
-            let scores = std::slice::from_raw_parts_mut(state.p.add(row * KEYS), KEYS);
-            scores[k_pos.len()..].fill(f32::NEG_INFINITY);
-            let at = scores.as_mut_ptr();
-            if let Some((inverse, cap)) = softcap {
-                for j in (0..k_pos.len()).step_by(V::LANES) {
-                    V::load(at.add(j)).mul(V::splat(inverse)).tanh().mul(V::splat(cap)).store(at.add(j));
-                }
-                // Capped too.
-                scores[k_pos.len()..].fill(f32::NEG_INFINITY);
+    let k_pos = &block.k_pos[seen.keys.clone()];
+    // SAFETY: the caller's promise; a row has KEYS scores, a whole number of registers.
+    unsafe {
+        let scores = std::slice::from_raw_parts_mut(block.p.add(row * KEYS), KEYS);
+        let at = scores.as_mut_ptr();
+        if let Some((inverse, cap)) = softcap {
+            for j in (0..k_pos.len()).step_by(V::LANES) {
+                V::load(at.add(j)).mul(V::splat(inverse)).tanh().mul(V::splat(cap)).store(at.add(j));
             }
+        }
+        if a.slopes.is_some() {
+            let (slope, from) = (*state.slopes.add(row), *state.from.add(row));
+            scores.iter_mut().zip(k_pos).for_each(|(x, &k)| *x += slope * (k as f32 - from));
+        }
+        if !seen.all {
             for (x, &k) in scores.iter_mut().zip(k_pos) {
-                let (slope, from) = state.slopes[row];
-                *x += slope * (k as f32 - from);
-                let sees = state.low[row] < k && k <= state.high[row];
-                if !(all || sees) {
+                if !(block.low[row] < k && k <= block.high[row]) {
                     *x = f32::NEG_INFINITY;
                 }
             }
-            let old = state.max[row];
-            let mut lanes = [f32::MIN; KEYS];
-            let mut max = V::splat(old);
-            for j in (0..KEYS).step_by(V::LANES) {
-                max = max.max(V::load(at.add(j)));
-            }
-            max.store(lanes.as_mut_ptr());
-            let max = lanes[..V::LANES].iter().fold(old, |m, &x| if m > x { m } else { x });
-            let mut sum = V::splat(0.0);
-            for j in (0..KEYS).step_by(V::LANES) {
-                let weight = V::load(at.add(j)).sub(V::splat(max)).exp2();
-                weight.store(at.add(j));
-                sum = sum.add(weight);
-            }
-            V::splat(old - max).exp2().store(lanes.as_mut_ptr());
-            *shrink = lanes[0];
-            state.sum[row] = state.sum[row] * *shrink + sum.sum();
-            state.max[row] = max;
         }
+        scores[k_pos.len()..].fill(f32::NEG_INFINITY);
+        let old = *state.max.add(row);
+        let mut max = V::splat(old);
+        for j in (0..KEYS).step_by(V::LANES) {
+            max = max.max(V::load(at.add(j)));
+        }
+        let max = max.largest();
+        let mut sum = V::splat(0.0);
+        for j in (0..KEYS).step_by(V::LANES) {
+            let weight = V::load(at.add(j)).sub(V::splat(max)).exp2();
+            weight.store(at.add(j));
+            sum = sum.add(weight);
+        }
+        let shrink = V::splat(old - max).exp2().first();
+        *state.sum.add(row) = *state.sum.add(row) * shrink + sum.sum();
+        *state.max.add(row) = max;
+        shrink
     }
-    shrink
 }
 
-/// `o = shrink * o + sum of p[j] * v[j]` over n keys, leaving out weights of zero unless all rows see all keys.
+/// As [`mix`], element by element, leaving out weights of zero.
 ///
 /// # Safety
 /// As [`attend`].
-#[inline(always)]
-unsafe fn mix<V: Simd>(state: &State, row: usize, shrink: f32, v: Lines, n: usize, wide: usize, all: bool) {
-    let registers = wide / V::LANES;
-    let mut done = 0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (p, o) = (state.p.add(row * KEYS), state.o.add(row * wide));
-        while done + WIDE <= registers {
-            mix_registers::<V, WIDE>(p, o, shrink, v, n, done * V::LANES, all);
-            done += WIDE;
-        }
-        while done < registers {
-            mix_registers::<V, 1>(p, o, shrink, v, n, done * V::LANES, all);
-            done += 1;
-        }
-    }
-}
-
-/// # Safety
-/// As [`attend`], for N registers from element `at` on.
-#[inline(always)]
-unsafe fn mix_registers<V: Simd, const N: usize>(
+unsafe fn mix_seen(
+    state: &State,
+    rows: usize,
+    shrink: &[f32],
     p: *const f32,
-    o: *mut f32,
-    shrink: f32,
-    v: Lines,
+    v: &Rows,
     n: usize,
-    at: usize,
-    all: bool,
+    (e, wide): (usize, usize),
 ) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut sums = [V::splat(0.0); N];
-        for (c, sum) in sums.iter_mut().enumerate() {
-            *sum = V::load(o.add(at + c * V::LANES)).mul(V::splat(shrink));
-        }
-        for j in 0..n {
-            let weight = *p.add(j);
-            if all || weight != 0.0 {
-                for (c, sum) in sums.iter_mut().enumerate() {
-                    *sum = V::splat(weight).fma(v.load::<V>(j, at + c * V::LANES), *sum);
+    for (row, i) in (0..rows).flat_map(|row| (0..e).map(move |i| (row, i))) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let o = state.o.add(row * wide + i);
+            *o *= shrink[row];
+            for j in 0..n {
+                let weight = *p.add(row * KEYS + j);
+                if weight != 0.0 {
+                    *o += weight * v.load(j, i);
                 }
             }
-        }
-        for (c, sum) in sums.iter().enumerate() {
-            sum.store(o.add(at + c * V::LANES));
         }
     }
 }
@@ -353,31 +332,23 @@ unsafe fn mix_registers<V: Simd, const N: usize>(
 ///
 /// # Safety
 /// As [`attend`].
+#[inline(always)]
 unsafe fn write(a: &Attention<'_>, head: Head, state: &State, wide: usize, to: Option<*mut f32>) {
-    let e = a.dims.e;
+    let (e, results) = (a.dims.e, a.results(head));
     for row in 0..a.dims.rows() {
         // SAFETY: the caller's promise; a partial result has e + 2 floats a row.
         unsafe {
-            let o = std::slice::from_raw_parts(state.o.add(row * wide), e);
+            let o = std::slice::from_raw_parts_mut(state.o.add(row * wide), e);
+            let (max, sum) = (*state.max.add(row), *state.sum.add(row));
             match to {
                 Some(to) => {
                     let to = std::slice::from_raw_parts_mut(to.add(row * (e + 2)), e + 2);
-                    (to[0], to[1]) = (state.max[row], state.sum[row]);
+                    (to[0], to[1]) = (max, sum);
                     to[2..].copy_from_slice(o);
                 }
-                None => store(&a.result(head, row), o, state.sum[row]),
+                None => results.row(row).put(o, sum),
             }
         }
-    }
-}
-
-/// # Safety
-/// The row of out is valid, and no one else accesses it.
-unsafe fn store(out: &Rows, o: &[f32], sum: f32) {
-    let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-    for (p, x) in o.iter().enumerate() {
-        // SAFETY: the caller's promise.
-        unsafe { out.store(0, p, x * scale) };
     }
 }
 
@@ -403,6 +374,6 @@ pub(super) fn combine(a: &Attention<'_>, ranges: usize) {
             o.iter_mut().zip(&p[2..]).for_each(|(o, x)| *o += x * weight);
         }
         // SAFETY: as above for out; the parts have not written it.
-        unsafe { store(&a.result(head, row), &o, sum) };
+        unsafe { a.results(head).row(row).put(&mut o, sum) };
     }
 }

@@ -8,14 +8,17 @@
 //! part is computed in one order: results are the same bits whoever computes which part.
 
 mod few;
+mod lines;
 mod rows;
 mod simd;
 mod tile;
+mod words;
 
 use crate::kernels::Operand;
 use crate::machine::Binding;
-use pcc_ir::Extent;
+use few::Piece;
 use pcc_ir::program::{AttentionCall, Strided};
+use pcc_ir::{DType, Extent};
 use rows::Rows;
 use simd::{Avx2, Avx512, Portable, Simd};
 use std::ops::Range;
@@ -25,9 +28,14 @@ const KEYS: usize = 64;
 /// Time of one part, at least: well above handing a part over.
 const PART_NANOSECONDS: u64 = 15_000;
 
+/// Keys and values that few queries of neighbouring heads read at a time, at least.
+const UNIT_FLOATS: usize = 64 * 1024;
+
 /// An instruction set to compute with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
+    /// With products of pairs of bf16.
+    Avx512Bf16,
     Avx512,
     Avx2,
     Portable,
@@ -40,7 +48,7 @@ impl Path {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
         {
-            Path::Avx512
+            if is_x86_feature_detected!("avx512bf16") { Path::Avx512Bf16 } else { Path::Avx512 }
         } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             Path::Avx2
         } else {
@@ -51,7 +59,7 @@ impl Path {
     /// Rows of a full tile.
     fn tile(self) -> usize {
         match self {
-            Path::Avx512 => 3 * Avx512::LANES,
+            Path::Avx512Bf16 | Path::Avx512 => 3 * Avx512::LANES,
             Path::Avx2 => 2 * Avx2::LANES,
             Path::Portable => Portable::LANES,
         }
@@ -105,6 +113,8 @@ struct Cut {
     tiles: usize,
     /// Ranges of keys.
     ranges: usize,
+    /// Heads of one unit.
+    heads: usize,
     units: usize,
     /// Units of one part.
     group: usize,
@@ -114,14 +124,14 @@ fn cut(d: &Dims, path: Path, splits: bool) -> Cut {
     let few = d.rows() <= AttentionCall::FEW as usize;
     let tiles = if few { 1 } else { d.rows().div_ceil(path.tile()) };
     let ranges = if few && splits { d.t.div_ceil(AttentionCall::RANGE as usize).max(1) } else { 1 };
-    let units = d.b * d.g * tiles * ranges;
-    let keys = (d.t / ranges) as u64;
-    let row = keys * (d.d + d.e) as u64;
+    let row = (d.t / ranges) * (d.d + d.e);
+    let heads = if few { (UNIT_FLOATS / row.max(1)).clamp(1, d.g.max(1)) } else { 1 };
+    let units = d.b * d.g.div_ceil(heads) * tiles * ranges;
     // 100 floating-point operations or 14 bytes in a nanosecond.
-    let rows = d.rows().div_ceil(tiles.max(1)) as u64;
+    let (rows, row) = (d.rows().div_ceil(tiles.max(1)) as u64, (row * heads) as u64);
     let nanoseconds = (2 * rows * row / 100).max(4 * row / 14);
     let group = (PART_NANOSECONDS / nanoseconds.max(1)).clamp(1, units.max(1) as u64) as usize;
-    Cut { tiles, ranges, units, group }
+    Cut { tiles, ranges, heads, units, group }
 }
 
 /// One kv head of one row of the batch, and its queries.
@@ -129,6 +139,28 @@ fn cut(d: &Dims, path: Path, splits: bool) -> Cut {
 struct Head {
     batch: usize,
     head: usize,
+}
+
+/// The rows of a head in q or out, positions before heads of the group.
+#[derive(Clone, Copy)]
+struct HeadRows {
+    first: Rows,
+    position: isize,
+    group: isize,
+    r: usize,
+}
+
+impl HeadRows {
+    fn of(view: &Strided, operand: &Operand<'_>, head: Head, r: usize) -> Self {
+        let first = Rows::of(view, operand, &[head.batch, 0, head.head, 0, 0], 4, 4);
+        Self { first, position: view.strides[1] as isize, group: view.strides[3] as isize, r }
+    }
+
+    /// One row of them, as the first of a matrix.
+    fn row(&self, row: usize) -> Rows {
+        let (position, head) = if self.r == 1 { (row, 0) } else { (row / self.r, row % self.r) };
+        self.first.skip(position as isize * self.position + head as isize * self.group)
+    }
 }
 
 /// Which keys the rows of a tile see: those with a position above `low` and not above `high`, which are those of a row.
@@ -164,6 +196,11 @@ impl Attention<'_> {
         }
     }
 
+    /// Whether products of pairs of bf16 can be formed.
+    fn halves(&self) -> bool {
+        [&self.call.q, &self.call.k, &self.call.v].iter().all(|x| x.dtype == DType::BF16)
+    }
+
     fn cut(&self) -> Cut {
         cut(&self.dims, self.path, self.scratch.is_some())
     }
@@ -177,14 +214,19 @@ impl Attention<'_> {
     /// Computes one of the [`Attention::parts`].
     pub(crate) fn run_part(&self, part: usize) {
         let cut = self.cut();
+        let groups = self.dims.g.div_ceil(cut.heads);
         for unit in part * cut.group..((part + 1) * cut.group).min(cut.units) {
-            let (inner, outer) = (unit % (cut.tiles * cut.ranges), unit / (cut.tiles * cut.ranges));
-            let head = Head { batch: outer / self.dims.g, head: outer % self.dims.g };
             if self.dims.rows() <= AttentionCall::FEW as usize {
-                few::run(self, head, inner, cut.ranges);
+                // Heads of one position are neighbours in memory.
+                let (first, outer) = (unit % groups * cut.heads, unit / groups);
+                let heads = first..(first + cut.heads).min(self.dims.g);
+                let (index, ranges) = (outer % cut.ranges, cut.ranges);
+                few::run(self, &Piece { batch: outer / ranges, heads, index, ranges });
             } else {
+                let (index, outer) = (unit % cut.tiles, unit / cut.tiles);
+                let head = Head { batch: outer / groups, head: outer % groups };
                 // The last rows see the most keys under a causal mask: they are begun first.
-                tile::run(self, head, cut.tiles - 1 - inner);
+                tile::run(self, head, cut.tiles - 1 - index);
             }
         }
     }
@@ -197,17 +239,14 @@ impl Attention<'_> {
         }
     }
 
-    /// Index of a row of a head into q and out, where [`Rows::of`] begins.
-    fn row_index(&self, head: Head, row: usize) -> [usize; 5] {
-        [head.batch, row / self.dims.r, head.head, row % self.dims.r, 0]
+    /// The queries of a head.
+    fn queries(&self, head: Head) -> HeadRows {
+        HeadRows::of(&self.call.q, &self.q, head, self.dims.r)
     }
 
-    fn query(&self, head: Head, row: usize) -> Rows {
-        Rows::of(&self.call.q, &self.q, &self.row_index(head, row), 4, 4)
-    }
-
-    fn result(&self, head: Head, row: usize) -> Rows {
-        Rows::of(&self.call.out, &self.out, &self.row_index(head, row), 4, 4)
+    /// The results of a head.
+    fn results(&self, head: Head) -> HeadRows {
+        HeadRows::of(&self.call.out, &self.out, head, self.dims.r)
     }
 
     fn keys(&self, head: Head) -> Rows {

@@ -26,7 +26,12 @@ impl Rows {
 
     /// The same rows from row `n` on.
     pub(super) fn from(self, n: usize) -> Self {
-        let bytes = (n as isize * self.row).wrapping_mul(self.dtype.bytes() as isize);
+        self.skip(n as isize * self.row)
+    }
+
+    /// The same rows, so many elements further on.
+    pub(super) fn skip(self, elements: isize) -> Self {
+        let bytes = elements.wrapping_mul(self.dtype.bytes() as isize);
         Self { start: self.start.wrapping_offset(bytes), ..self }
     }
 
@@ -79,10 +84,86 @@ impl Rows {
         }
     }
 
+    /// Whether the first `width` elements of `n` rows are finite.
+    ///
+    /// # Safety
+    /// As [`Rows::load`].
+    #[inline(always)]
+    pub(super) unsafe fn finite(&self, n: usize, width: usize) -> bool {
+        let mut bad = 0;
+        for i in 0..n {
+            // SAFETY: the caller's promise; the elements of a row are adjacent where this reads them so.
+            unsafe {
+                match (self.dtype, self.col) {
+                    (DType::F32, 1) => {
+                        let row = std::slice::from_raw_parts(self.at(i, 0).cast::<u32>(), width);
+                        row.iter().for_each(|x| bad |= u32::from(x & 0x7f80_0000 == 0x7f80_0000));
+                    }
+                    (DType::BF16, 1) => {
+                        let row = std::slice::from_raw_parts(self.at(i, 0).cast::<u16>(), width);
+                        row.iter().for_each(|x| bad |= u32::from(x & 0x7f80 == 0x7f80));
+                    }
+                    _ => (0..width).for_each(|j| bad |= u32::from(!self.load(i, j).is_finite())),
+                }
+            }
+        }
+        bad == 0
+    }
+
+    /// The bits of an element of 16 bits.
+    ///
+    /// # Safety
+    /// As [`Rows::load`].
+    pub(super) unsafe fn load_bits(&self, i: usize, j: usize) -> u16 {
+        // SAFETY: the caller's promise.
+        unsafe { self.at(i, j).cast::<u16>().read() }
+    }
+
+    /// Copies `width` elements of 16 bits of row `i`, filling `to` up with zeros.
+    ///
+    /// # Safety
+    /// As [`Rows::load`] for those elements.
+    #[inline(always)]
+    pub(super) unsafe fn copy_halves(&self, i: usize, width: usize, to: &mut [u16]) {
+        let (used, rest) = to.split_at_mut(width);
+        rest.fill(0);
+        if self.col == 1 {
+            // SAFETY: the caller's promise; the elements are adjacent.
+            used.copy_from_slice(unsafe { std::slice::from_raw_parts(self.at(i, 0).cast(), width) });
+        } else {
+            // SAFETY: the caller's promise.
+            used.iter_mut().enumerate().for_each(|(j, x)| *x = unsafe { self.load_bits(i, j) });
+        }
+    }
+
+    /// Stores weighted values, divided by the sum of their weights, as the first row; zeros where there are no weights.
+    ///
+    /// # Safety
+    /// As [`Rows::store`] for as many elements as `o` has.
+    #[inline(always)]
+    pub(super) unsafe fn put(&self, o: &mut [f32], sum: f32) {
+        let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+        o.iter_mut().for_each(|x| *x *= scale);
+        // SAFETY: the caller's promise; the elements of a row are adjacent where this writes them so.
+        unsafe {
+            match (self.dtype, self.col) {
+                (DType::F32, 1) => {
+                    std::slice::from_raw_parts_mut(self.start.cast(), o.len()).copy_from_slice(o)
+                }
+                (DType::BF16, 1) => {
+                    let to = std::slice::from_raw_parts_mut(self.start.cast::<u16>(), o.len());
+                    to.iter_mut().zip(o).for_each(|(to, x)| *to = nearest(*x));
+                }
+                _ => o.iter().enumerate().for_each(|(j, x)| self.store(0, j, *x)),
+            }
+        }
+    }
+
     /// Copies `width` elements of each of `n` rows to rows of f32 that are `stride` apart, filling them up with zeros.
     ///
     /// # Safety
     /// As [`Rows::load`] for those elements; `to` has room for `n * stride` floats.
+    #[inline(always)]
     pub(super) unsafe fn widen(&self, n: usize, width: usize, to: *mut f32, stride: usize) {
         for i in 0..n {
             // SAFETY: the caller's promise.
@@ -105,6 +186,15 @@ impl Rows {
             }
         }
     }
+}
+
+/// The bits of the nearest number of bf16, even when two are as near; without branches.
+#[inline(always)]
+fn nearest(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // What is no number stays none.
+    (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
 }
 
 /// A cache line, so that scratch starts where one does.

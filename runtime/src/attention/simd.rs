@@ -32,6 +32,14 @@ pub(super) trait Simd: Copy {
     unsafe fn hide_unseen(self, k: i32, low: *const i32, high: *const i32) -> Self;
     /// The sum of all lanes, in a fixed order.
     unsafe fn sum(self) -> f32;
+    /// The sums of [`Simd::LANES`] registers, one a lane, each in a fixed order.
+    unsafe fn sums(x: &[Self]) -> Self;
+    /// The largest of all lanes.
+    unsafe fn largest(self) -> f32;
+    /// The first lane.
+    unsafe fn first(self) -> f32;
+    /// Transposes a matrix of [`Simd::LANES`] rows and columns of 32 bits; rows are so many words apart.
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize);
 
     /// `2^self`, within 2e-7 of it; 0 below 2^-126. At most 2^127.
     #[inline(always)]
@@ -40,12 +48,7 @@ pub(super) trait Simd: Copy {
         unsafe {
             let x = Self::splat(-127.0).max(self);
             let n = x.round();
-            let f = x.sub(n);
-            // Cephes, exp2f: minimax on -0.5..0.5.
-            let mut p = Self::splat(1.535_336_2e-4);
-            for c in [1.339_887_4e-3, 9.618_437e-3, 5.550_332_5e-2, 2.402_264_8e-1, 6.931_472e-1, 1.0] {
-                p = p.fma(f, Self::splat(c));
-            }
+            let p = exp2_fraction(x.sub(n));
             self.select_less(Self::splat(-126.0), Self::splat(0.0), p.mul(n.power_of_two()))
         }
     }
@@ -74,8 +77,22 @@ pub(super) trait Simd: Copy {
     }
 }
 
+/// Two to the power of -0.5 to 0.5.
+#[inline(always)]
+unsafe fn exp2_fraction<V: Simd>(f: V) -> V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Cephes, exp2f: minimax on -0.5..0.5.
+        let mut p = V::splat(1.535_336_2e-4);
+        for c in [1.339_887_4e-3, 9.618_437e-3, 5.550_332_5e-2, 2.402_264_8e-1, 6.931_472e-1, 1.0] {
+            p = p.fma(f, V::splat(c));
+        }
+        p
+    }
+}
+
 #[derive(Clone, Copy)]
-pub(super) struct Avx512(__m512);
+pub(super) struct Avx512(pub(super) __m512);
 
 impl Simd for Avx512 {
     const LANES: usize = 16;
@@ -159,6 +176,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn exp2(self) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let n = self.round();
+            let p = exp2_fraction(self.sub(n));
+            // What is no number is not less.
+            let large = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(-126.0));
+            Self(_mm512_maskz_scalef_ps(large, p.0, n.0))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn select_less(self, bound: Self, then: Self, other: Self) -> Self {
         // SAFETY: as above.
         unsafe {
@@ -182,6 +211,78 @@ impl Simd for Avx512 {
     unsafe fn sum(self) -> f32 {
         // SAFETY: as above.
         unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(x: &[Self]) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            // Halves of lanes of 128 bits, of two registers each, then of four: sums of lanes, one a register.
+            let mut four = [_mm512_setzero_ps(); 4];
+            for (i, sum) in four.iter_mut().enumerate() {
+                let (a, b, c, d) = (x[4 * i].0, x[4 * i + 1].0, x[4 * i + 2].0, x[4 * i + 3].0);
+                let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                *sum = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
+            }
+            let mut two = [_mm512_setzero_ps(); 2];
+            for (i, sum) in two.iter_mut().enumerate() {
+                let (a, b) = (four[2 * i], four[2 * i + 1]);
+                let low = _mm512_shuffle_f32x4::<0x44>(a, b);
+                *sum = _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xee>(a, b));
+            }
+            let even = _mm512_shuffle_f32x4::<0x88>(two[0], two[1]);
+            Self(_mm512_add_ps(even, _mm512_shuffle_f32x4::<0xdd>(two[0], two[1])))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: as above.
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn first(self) -> f32 {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtss_f32(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: as above.
+        unsafe {
+            let mut x = [_mm512_setzero_ps(); 16];
+            for (i, x) in x.iter_mut().enumerate() {
+                *x = _mm512_loadu_ps(from.add(i * stride));
+            }
+            // Blocks of two by two, of four by four within lanes of 128 bits, then the lanes.
+            let mut y = x;
+            for i in (0..16).step_by(2) {
+                y[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+                y[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+            }
+            for i in (0..16).step_by(4) {
+                x[i] = _mm512_shuffle_ps::<0x44>(y[i], y[i + 2]);
+                x[i + 1] = _mm512_shuffle_ps::<0xee>(y[i], y[i + 2]);
+                x[i + 2] = _mm512_shuffle_ps::<0x44>(y[i + 1], y[i + 3]);
+                x[i + 3] = _mm512_shuffle_ps::<0xee>(y[i + 1], y[i + 3]);
+            }
+            for i in 0..4 {
+                for j in [0, 8] {
+                    y[i + j] = _mm512_shuffle_f32x4::<0x88>(x[i + j], x[i + j + 4]);
+                    y[i + j + 4] = _mm512_shuffle_f32x4::<0xdd>(x[i + j], x[i + j + 4]);
+                }
+            }
+            for i in 0..8 {
+                // Rows i and i + 4 of the pairs above hold lanes 0 and 2, 1 and 3.
+                x[i] = _mm512_shuffle_f32x4::<0x88>(y[i], y[i + 8]);
+                x[i + 8] = _mm512_shuffle_f32x4::<0xdd>(y[i], y[i + 8]);
+            }
+            for (i, x) in x.iter().enumerate() {
+                _mm512_storeu_ps(to.add(i * to_stride), *x);
+            }
+        }
     }
 }
 
@@ -299,6 +400,63 @@ impl Simd for Avx2 {
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
     }
+
+    #[inline(always)]
+    unsafe fn sums(x: &[Self]) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let mut two = [_mm256_setzero_ps(); 4];
+            for (i, sum) in two.iter_mut().enumerate() {
+                *sum = _mm256_hadd_ps(x[2 * i].0, x[2 * i + 1].0);
+            }
+            let (low, high) = (_mm256_hadd_ps(two[0], two[1]), _mm256_hadd_ps(two[2], two[3]));
+            let first = _mm256_permute2f128_ps::<0x20>(low, high);
+            Self(_mm256_add_ps(first, _mm256_permute2f128_ps::<0x31>(low, high)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: as above.
+        unsafe {
+            let four = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn first(self) -> f32 {
+        // SAFETY: as above.
+        unsafe { _mm256_cvtss_f32(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: as above.
+        unsafe {
+            let mut x = [_mm256_setzero_ps(); 8];
+            for (i, x) in x.iter_mut().enumerate() {
+                *x = _mm256_loadu_ps(from.add(i * stride));
+            }
+            let mut y = x;
+            for i in (0..8).step_by(2) {
+                y[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+                y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+            }
+            for i in (0..8).step_by(4) {
+                x[i] = _mm256_shuffle_ps::<0x44>(y[i], y[i + 2]);
+                x[i + 1] = _mm256_shuffle_ps::<0xee>(y[i], y[i + 2]);
+                x[i + 2] = _mm256_shuffle_ps::<0x44>(y[i + 1], y[i + 3]);
+                x[i + 3] = _mm256_shuffle_ps::<0xee>(y[i + 1], y[i + 3]);
+            }
+            for i in 0..4 {
+                let (low, high) = (x[i], x[i + 4]);
+                _mm256_storeu_ps(to.add(i * to_stride), _mm256_permute2f128_ps::<0x20>(low, high));
+                _mm256_storeu_ps(to.add((i + 4) * to_stride), _mm256_permute2f128_ps::<0x31>(low, high));
+            }
+        }
+    }
 }
 
 /// Plain Rust, for any machine.
@@ -396,6 +554,25 @@ impl Simd for Portable {
     unsafe fn sum(self) -> f32 {
         self.0.iter().sum()
     }
+
+    unsafe fn sums(x: &[Self]) -> Self {
+        Self(std::array::from_fn(|i| x[i].0.iter().sum()))
+    }
+
+    unsafe fn largest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    unsafe fn first(self) -> f32 {
+        self.0[0]
+    }
+
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        for (i, j) in (0..8).flat_map(|i| (0..8).map(move |j| (i, j))) {
+            // SAFETY: the caller's promise.
+            unsafe { to.add(j * to_stride + i).write(from.add(i * stride + j).read()) };
+        }
+    }
 }
 
 #[cfg(test)]
@@ -427,11 +604,24 @@ mod tests {
             V::splat(f32::NAN).exp2().store(out.as_mut_ptr());
             assert!(out[..V::LANES].iter().all(|x| x.is_nan()));
             assert_eq!(V::splat(1.5).sum(), 1.5 * V::LANES as f32);
+            let ramp: [f32; 31] = std::array::from_fn(|i| (i * i) as f32);
+            let many: Vec<V> = (0..V::LANES).map(|i| V::load(ramp.as_ptr().add(i))).collect();
+            assert_eq!((many[2].largest(), many[2].first()), (((V::LANES + 1) * (V::LANES + 1)) as f32, 4.0));
+            V::sums(&many).store(out.as_mut_ptr());
+            for (i, sum) in out[..V::LANES].iter().enumerate() {
+                assert_eq!(*sum, ramp[i..i + V::LANES].iter().sum::<f32>());
+            }
             V::splat(2.0).hide_unseen(3, [2; 16].as_ptr(), [3; 16].as_ptr()).store(out.as_mut_ptr());
             assert_eq!(out[0], 2.0);
             for (low, high) in [(3, 9), (-1, 2)] {
                 V::splat(2.0).hide_unseen(3, [low; 16].as_ptr(), [high; 16].as_ptr()).store(out.as_mut_ptr());
                 assert_eq!(out[0], f32::NEG_INFINITY);
+            }
+            let block: [f32; 18 * 16] = std::array::from_fn(|i| i as f32);
+            let mut turned = [0f32; 17 * 16];
+            V::transpose(block.as_ptr(), 18, turned.as_mut_ptr(), 17);
+            for (i, j) in (0..V::LANES).flat_map(|i| (0..V::LANES).map(move |j| (i, j))) {
+                assert_eq!(turned[j * 17 + i], (i * 18 + j) as f32);
             }
             V::load_bf16([0x3fc0; 16].as_ptr()).store(out.as_mut_ptr());
             assert_eq!(out[V::LANES - 1], 1.5);

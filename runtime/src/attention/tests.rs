@@ -176,7 +176,7 @@ fn run(c: &Case, args: &[Tensor; 3], slopes: &Tensor, path: Path, backwards: boo
 }
 
 fn paths() -> Vec<Path> {
-    let all = [Path::Avx512, Path::Avx2, Path::Portable];
+    let all = [Path::Avx512Bf16, Path::Avx512, Path::Avx2, Path::Portable];
     // The best one comes first; the machine has all that follow it.
     all.into_iter().skip_while(|&p| p != Path::best()).collect()
 }
@@ -230,24 +230,44 @@ const SIZES: [[usize; 7]; 9] = [
     [1, 65, 200, 1, 5, 80, 8],
 ];
 
+/// A case with queries at the last positions, and every kind of mask, cap and bias.
+fn variants(dims: [usize; 7]) -> Vec<Case> {
+    let [_, s, t, ..] = dims;
+    let mut c = Case::new(dims);
+    c.q_pos.iter_mut().for_each(|p| *p += (t - s) as i32);
+    let mut all = vec![c.clone()];
+    c.op.window = Some(t / 3 + 1);
+    all.push(c.clone());
+    c.op.causal = false;
+    all.push(c.clone());
+    (c.op.window, c.op.softcap) = (None, Some(0.75));
+    all.push(c.clone());
+    (c.op.softcap, c.slopes) = (None, true);
+    all.push(c.clone());
+    c.op.causal = true;
+    all.push(c);
+    all
+}
+
 #[test]
 fn every_path_equals_the_evaluator() {
-    for dims in SIZES {
-        let [_, s, t, ..] = dims;
-        let mut c = Case::new(dims);
-        // Queries are the last positions.
-        c.q_pos.iter_mut().for_each(|p| *p += (t - s) as i32);
-        check(&c);
-        c.op.window = Some(t / 3 + 1);
-        check(&c);
-        c.op.causal = false;
-        check(&c);
-        (c.op.window, c.op.softcap) = (None, Some(0.75));
-        check(&c);
-        (c.op.softcap, c.slopes) = (None, true);
-        check(&c);
-        c.op.causal = true;
-        check(&c);
+    SIZES.into_iter().flat_map(variants).for_each(|c| check(&c));
+}
+
+#[test]
+fn every_path_equals_the_evaluator_for_bf16() {
+    let many = [[1, 65, 200, 1, 5, 80, 33], [2, 30, 90, 2, 2, 7, 11]];
+    // Every number of rows that registers are shared out by.
+    let few = [
+        [1, 1, 70, 2, 1, 64, 32],
+        [2, 1, 70, 3, 2, 32, 64],
+        [1, 2, 70, 2, 2, 96, 48],
+        [1, 2, 90, 2, 4, 64, 64],
+    ];
+    for dims in many.into_iter().chain(few) {
+        for c in variants(dims) {
+            check(&Case { types: [DType::BF16; 4], ..c });
+        }
     }
 }
 
@@ -268,7 +288,7 @@ fn operands_of_sixteen_bits_and_any_strides() {
 /// Keys and values that a query does not see may hold anything: later positions, padding, what a cache held before.
 #[test]
 fn what_is_not_seen_does_not_matter() {
-    for dims in SIZES {
+    for (dims, types) in SIZES.into_iter().flat_map(|d| [(d, [DType::F32; 4]), (d, [DType::BF16; 4])]) {
         let [b, s, t, g, _, d, e] = dims;
         let mut c = Case::new(dims);
         let first = t / 3;
@@ -277,6 +297,7 @@ fn what_is_not_seen_does_not_matter() {
         c.k_pos = (0..b * t).map(|j| if t > 1 && j % 5 == 1 { -1 } else { (j % t) as i32 }).collect();
         let last = c.q_pos.iter().copied().max().unwrap();
         let k_pos = c.k_pos.clone();
+        c.types = types;
         let spoil = |args: &mut [Tensor; 3]| {
             for (j, &k) in k_pos.iter().enumerate().filter(|&(_, &k)| k < 0 || k > last) {
                 args[1].data[j * g * d..(j + 1) * g * d].fill(if k < 0 { f64::NAN } else { f64::INFINITY });
@@ -290,9 +311,12 @@ fn what_is_not_seen_does_not_matter() {
 /// A value that is no number reaches the queries that see it, and no other.
 #[test]
 fn a_bad_value_stays_with_those_who_see_it() {
-    for dims in [[1, 60, 60, 1, 1, 8, 8], [1, 4, 60, 1, 2, 16, 16]] {
+    let few_and_many = [[1, 60, 60, 1, 1, 8, 8], [1, 4, 60, 1, 2, 16, 16], [1, 60, 60, 1, 1, 32, 32]];
+    for (dims, dtype) in few_and_many.into_iter().flat_map(|d| [(d, DType::F32), (d, DType::BF16)]) {
         let [_, s, t, _, r, _, e] = dims;
         let mut c = Case::new(dims);
+        c.types = [dtype, dtype, dtype, DType::F32];
+        let tolerance = if dtype == DType::F32 { 2e-6 } else { 4e-3 };
         c.q_pos.iter_mut().for_each(|p| *p += (t - s) as i32);
         let mut args = tensors(&c);
         let bad = t - 2;
@@ -304,7 +328,7 @@ fn a_bad_value_stays_with_those_who_see_it() {
             for (i, (x, y)) in found.iter().zip(&wanted.data).enumerate() {
                 let sees = c.q_pos[i / (r * e)] >= bad as i32;
                 assert_eq!(x.is_nan(), sees, "{path:?} at {i}");
-                assert!(sees || (x - y).abs() <= 2e-6);
+                assert!(sees || (x - y).abs() <= tolerance, "{path:?} at {i}: {x} for {y}");
             }
         }
     }
@@ -352,10 +376,10 @@ fn work_is_cut_by_shape_alone() {
     let dims = |b, s, t, g, r| Dims { b, s, t, g, r, d: 64, e: 64 };
     // A long decode is shared by ranges of keys; a short prefill is one part.
     let decode = cut(&dims(1, 1, 8192, 2, 4), Path::Portable, true);
-    assert_eq!((decode.tiles, decode.ranges, decode.units), (1, 16, 32));
+    assert_eq!((decode.tiles, decode.ranges, decode.heads, decode.units), (1, 16, 1, 32));
     assert!(decode.units.div_ceil(decode.group) >= 16);
     let short = cut(&dims(1, 5, 5, 2, 1), Path::Portable, false);
-    assert_eq!((short.units, short.group), (2, 2));
+    assert_eq!((short.heads, short.units, short.group), (2, 1, 1));
     let long = cut(&dims(1, 512, 512, 12, 1), Path::Avx512, false);
     assert_eq!((long.tiles, long.ranges, long.units), (11, 1, 132));
 }

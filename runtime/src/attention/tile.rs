@@ -1,10 +1,13 @@
 //! Tiles of many queries: a register holds one score of 16 queries, so that neither maxima nor sums are taken across a register,
-//! keys and values are read as they lie, one element for all queries, and only the queries are transposed, once.
+//! keys and values are read as they lie, one word for all queries, and only the queries are transposed, once.
+//!
+//! A *word* of 32 bits is an f32, or two neighbours of bf16 of which a register multiplies and sums both at once ([`Word`]): elements of
+//! queries and keys along the head, weights and values along the keys.
 
-use super::rows::{Carver, Rows, rounded, with_scratch};
+use super::rows::{Carver, rounded, with_scratch};
 use super::simd::{Avx2, Avx512, Portable, Simd};
+use super::words::{Pair, Single, Word, Words};
 use super::{Attention, Head, KEYS, Path, Seen, read_positions};
-use pcc_ir::DType;
 use std::ops::Range;
 
 /// Computes the `index`th tile of rows of a head.
@@ -12,20 +15,25 @@ pub(super) fn run(a: &Attention<'_>, head: Head, index: usize) {
     let first = index * a.path.tile();
     let count = (a.dims.rows() - first).min(a.path.tile());
     let rows = first..first + count;
-    let (w, d, e) = (a.path.tile(), a.dims.d, a.dims.e);
-    let floats = rounded(w * d) + rounded(w * e) + rounded(w * KEYS) + 7 * rounded(w) + KEYS * d.max(e) + 64;
+    // Rows are filled up to whole registers of any path.
+    let (w, d, e) = (a.path.tile(), a.dims.d.next_multiple_of(16), a.dims.e.next_multiple_of(16));
+    let arrays = rounded(w * d) + rounded(w * e) + rounded(w * KEYS) + 7 * rounded(w);
+    let floats = arrays + KEYS.max(w) * d.max(e) + 64;
     // Not the other way round: a closure would be compiled for the least of machines.
     with_scratch(floats, |s| {
         // SAFETY: validation checked that every element the strides reach lies in the operands' buffers, aligned; the executor lets
         // no one else at the rows of out; a path is only chosen where its instructions are.
         unsafe {
             match (a.path, count.div_ceil(16)) {
-                (Path::Avx512, 1) => avx512::<1>(a, head, rows, s),
-                (Path::Avx512, 2) => avx512::<2>(a, head, rows, s),
-                (Path::Avx512, _) => avx512::<3>(a, head, rows, s),
+                (Path::Avx512Bf16, 1) if a.halves() => pairs::<1>(a, head, rows, s),
+                (Path::Avx512Bf16, 2) if a.halves() => pairs::<2>(a, head, rows, s),
+                (Path::Avx512Bf16, _) if a.halves() => pairs::<3>(a, head, rows, s),
+                (Path::Avx512Bf16 | Path::Avx512, 1) => avx512::<1>(a, head, rows, s),
+                (Path::Avx512Bf16 | Path::Avx512, 2) => avx512::<2>(a, head, rows, s),
+                (Path::Avx512Bf16 | Path::Avx512, _) => avx512::<3>(a, head, rows, s),
                 (Path::Avx2, _) if count <= 8 => avx2::<1>(a, head, rows, s),
                 (Path::Avx2, _) => avx2::<2>(a, head, rows, s),
-                (Path::Portable, _) => tile::<Portable, 1, 4>(a, head, rows, s),
+                (Path::Portable, _) => tile::<Portable, Single, 1, 4>(a, head, rows, s),
             }
         }
     });
@@ -33,10 +41,18 @@ pub(super) fn run(a: &Attention<'_>, head: Head, index: usize) {
 
 /// # Safety
 /// As [`tile`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn pairs<const C: usize>(a: &Attention<'_>, head: Head, rows: Range<usize>, s: Carver) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::<Avx512, Pair, C, 8>(a, head, rows, s) }
+}
+
+/// # Safety
+/// As [`tile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
 unsafe fn avx512<const C: usize>(a: &Attention<'_>, head: Head, rows: Range<usize>, s: Carver) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<Avx512, C, 8>(a, head, rows, s) }
+    unsafe { tile::<Avx512, Single, C, 8>(a, head, rows, s) }
 }
 
 /// # Safety
@@ -44,16 +60,16 @@ unsafe fn avx512<const C: usize>(a: &Attention<'_>, head: Head, rows: Range<usiz
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2<const C: usize>(a: &Attention<'_>, head: Head, rows: Range<usize>, s: Carver) {
     // SAFETY: the caller's promise.
-    unsafe { tile::<Avx2, C, 4>(a, head, rows, s) }
+    unsafe { tile::<Avx2, Single, C, 4>(a, head, rows, s) }
 }
 
 /// The state of a tile of W = `C * LANES` rows, each array with one lane a row.
 struct Tile {
-    /// Queries, scaled: `[d][W]`.
+    /// Queries: `[words of d][W]`, filled up to whole registers of words.
     q: *mut f32,
-    /// Scores of a tile of keys, then weights: `[KEYS][W]`.
+    /// Scores of a tile of keys, `[KEYS][W]`, then words of weights.
     p: *mut f32,
-    /// Weighted values so far: `[e][W]`.
+    /// Weighted values so far: `[e][W]`, filled up.
     o: *mut f32,
     /// Largest score so far.
     max: *mut f32,
@@ -64,24 +80,25 @@ struct Tile {
     /// What scores gain for each position, and from which one on.
     slopes: *mut f32,
     from: *mut f32,
-    /// Keys and values of a tile where they have to be copied.
+    /// Keys and values of a tile where they have to be copied, or rows of q and out.
     copy: *mut f32,
 }
 
 /// # Safety
-/// The operands are valid, no one else accesses the rows of out, and the machine has V's instructions.
+/// The operands are valid, no one else accesses the rows of out, and the machine has the instructions of V and W.
 #[inline(always)]
-unsafe fn tile<V: Simd, const C: usize, const R: usize>(
+unsafe fn tile<V: Simd, W: Word<V>, const C: usize, const R: usize>(
     a: &Attention<'_>,
     head: Head,
     rows: Range<usize>,
     mut s: Carver,
 ) {
     let (w, d, e, t) = (C * V::LANES, a.dims.d, a.dims.e, a.dims.t);
+    let (wide_d, wide_e) = (d.next_multiple_of(V::LANES), e.next_multiple_of(V::LANES));
     let tile = Tile {
-        q: s.take(w * d),
+        q: s.take(w * wide_d),
         p: s.take(w * KEYS),
-        o: s.take(w * e),
+        o: s.take(w * wide_e),
         max: s.take(w),
         sum: s.take(w),
         shrink: s.take(w),
@@ -90,30 +107,32 @@ unsafe fn tile<V: Simd, const C: usize, const R: usize>(
         copy: std::ptr::null_mut(),
     };
     let (low, high) = (s.take(w).cast::<i32>(), s.take(w).cast::<i32>());
-    let tile = Tile { copy: s.take(KEYS * d.max(e)), ..tile };
+    let tile = Tile { copy: s.take(KEYS.max(w) * wide_d.max(wide_e)), ..tile };
     // SAFETY: the caller's promise; each piece of scratch has the size that the functions below say.
     unsafe {
         let sight = a.sight(head.batch, rows.clone(), w, low, high);
-        begin(a, head, rows.clone(), w, &tile);
+        begin::<V, W, C>(a, head, rows.clone(), &tile);
         let positions = Attention::positions(&a.call.k_pos, &a.k_pos, head.batch);
         let (keys, values) = (a.keys(head), a.values(head));
+        let (factor, _) = a.factors();
         let mut k_pos = [0i32; KEYS];
         for start in (0..t).step_by(KEYS) {
             let n = KEYS.min(t - start);
             read_positions(&positions, start..start + n, &mut k_pos);
             let Some(Seen { keys: seen, all }) = sight.of(&k_pos[..n]) else { continue };
             let (n, k_pos) = (seen.len(), &k_pos[seen.clone()]);
-            let (k, stride) = plain(&keys.from(start + seen.start), n, d, tile.copy);
-            scores::<V, C, R>(&tile, k, stride, n, d);
-            finish_scores::<V, C>(a, &tile, k_pos, (!all).then_some((low, high)));
-            let (v, stride) = plain(&values.from(start + seen.start), n, e, tile.copy);
-            if all || finite(v, stride, n, e) {
-                mix::<V, C, R>(&tile, v, stride, n, e);
+            let k = W::keys(&keys.from(start + seen.start), n, d, tile.copy);
+            scores::<V, W, C, R>(&tile, k, n, d.div_ceil(W::ELEMENTS), factor);
+            finish_scores::<V, W, C>(a, &tile, k_pos, (!all).then_some((low, high)));
+            let v = W::values(&values.from(start + seen.start), n, e, tile.copy);
+            let words = n.div_ceil(W::ELEMENTS);
+            if all || finite::<V, W>(v, words, e) {
+                mix::<V, W, C, R>(&tile, v, words, e);
             } else {
-                mix_seen::<V, C>(&tile, v, stride, n, e);
+                mix_seen::<V, W, C>(&tile, v, words, e);
             }
         }
-        end(a, head, rows, w, &tile);
+        end::<V, C>(a, head, rows, &tile);
     }
 }
 
@@ -121,21 +140,30 @@ unsafe fn tile<V: Simd, const C: usize, const R: usize>(
 ///
 /// # Safety
 /// As [`tile`].
-unsafe fn begin(a: &Attention<'_>, head: Head, rows: Range<usize>, w: usize, tile: &Tile) {
-    let (factor, _) = a.factors();
-    let count = rows.len();
-    // SAFETY: the arrays have w entries for each row of theirs; queries exist for the rows of the tile.
+#[inline(always)]
+unsafe fn begin<V: Simd, W: Word<V>, const C: usize>(
+    a: &Attention<'_>,
+    head: Head,
+    rows: Range<usize>,
+    tile: &Tile,
+) {
+    let (w, count) = (C * V::LANES, rows.len());
+    let words = a.dims.d.div_ceil(W::ELEMENTS).next_multiple_of(V::LANES);
+    let wide_e = a.dims.e.next_multiple_of(V::LANES);
+    // SAFETY: the arrays have w entries for each row of theirs; queries exist for the rows of the tile; `copy` has room for a row of
+    // words for each of them.
     unsafe {
-        for p in 0..a.dims.d {
-            std::slice::from_raw_parts_mut(tile.q.add(p * w + count), w - count).fill(0.0);
-        }
-        std::slice::from_raw_parts_mut(tile.o, w * a.dims.e).fill(0.0);
+        std::slice::from_raw_parts_mut(tile.copy.add(count * words), (w - count) * words).fill(0.0);
+        std::slice::from_raw_parts_mut(tile.o, w * wide_e).fill(0.0);
+        let queries = a.queries(head);
         for (i, row) in rows.enumerate() {
-            let query = a.query(head, row);
-            for p in 0..a.dims.d {
-                *tile.q.add(p * w + i) = query.load(0, p) * factor;
-            }
+            W::query(&queries.row(row), a.dims.d, tile.copy.add(i * words), words);
             (*tile.slopes.add(i), *tile.from.add(i)) = a.slope(head, row);
+        }
+        for i in (0..w).step_by(V::LANES) {
+            for p in (0..words).step_by(V::LANES) {
+                V::transpose(tile.copy.add(i * words + p), words, tile.q.add(p * w + i), w);
+            }
         }
         for array in [tile.slopes, tile.from] {
             std::slice::from_raw_parts_mut(array.add(count), w - count).fill(0.0);
@@ -149,113 +177,108 @@ unsafe fn begin(a: &Attention<'_>, head: Head, rows: Range<usize>, w: usize, til
 ///
 /// # Safety
 /// As [`tile`].
-unsafe fn end(a: &Attention<'_>, head: Head, rows: Range<usize>, w: usize, tile: &Tile) {
-    for (i, row) in rows.enumerate() {
-        let out = a.result(head, row);
-        // SAFETY: as in `begin`.
-        unsafe {
-            let sum = *tile.sum.add(i);
-            let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-            for p in 0..a.dims.e {
-                out.store(0, p, *tile.o.add(p * w + i) * scale);
+#[inline(always)]
+unsafe fn end<V: Simd, const C: usize>(a: &Attention<'_>, head: Head, rows: Range<usize>, tile: &Tile) {
+    let (w, e) = (C * V::LANES, a.dims.e);
+    let wide = e.next_multiple_of(V::LANES);
+    // SAFETY: as in `begin`.
+    unsafe {
+        for i in (0..w).step_by(V::LANES) {
+            for p in (0..wide).step_by(V::LANES) {
+                V::transpose(tile.o.add(p * w + i), w, tile.copy.add(i * wide + p), wide);
             }
+        }
+        let results = a.results(head);
+        for (i, row) in rows.enumerate() {
+            let o = std::slice::from_raw_parts_mut(tile.copy.add(i * wide), e);
+            results.row(row).put(o, *tile.sum.add(i));
         }
     }
 }
 
-/// Rows as f32 with adjacent elements, where they lie or else in `copy`, and how far apart they are.
+/// `p[j] = q . k[j]`, scaled, for n keys.
 ///
 /// # Safety
-/// The rows exist, and `copy` has room for them.
-unsafe fn plain(rows: &Rows, n: usize, width: usize, copy: *mut f32) -> (*const f32, isize) {
-    if rows.dtype == DType::F32 && rows.col == 1 {
-        return (rows.start.cast(), rows.row);
-    }
-    // SAFETY: the caller's promise.
-    unsafe { rows.widen(n, width, copy, width) };
-    (copy, width as isize)
-}
-
-/// `p[j] = q . k[j]` for n keys.
-///
-/// # Safety
-/// As [`tile`].
+/// As [`tile`]; a key has as many words as a query.
 #[inline(always)]
-unsafe fn scores<V: Simd, const C: usize, const R: usize>(
+unsafe fn scores<V: Simd, W: Word<V>, const C: usize, const R: usize>(
     tile: &Tile,
-    k: *const f32,
-    stride: isize,
+    k: Words,
     n: usize,
-    d: usize,
+    words: usize,
+    factor: f32,
 ) {
-    let w = C * V::LANES;
     let mut j = 0;
     // SAFETY: the caller's promise.
     unsafe {
         while j + R <= n {
-            score_rows::<V, C, R>(tile.q, k.offset(j as isize * stride), stride, d, tile.p.add(j * w));
+            score_rows::<V, W, C, R>(tile, k, j, words, factor);
             j += R;
         }
         while j < n {
-            score_rows::<V, C, 1>(tile.q, k.offset(j as isize * stride), stride, d, tile.p.add(j * w));
+            score_rows::<V, W, C, 1>(tile, k, j, words, factor);
             j += 1;
         }
     }
 }
 
 /// # Safety
-/// As [`tile`], for R keys.
+/// As [`scores`], for R keys from `j` on.
 #[inline(always)]
-unsafe fn score_rows<V: Simd, const C: usize, const R: usize>(
-    q: *const f32,
-    k: *const f32,
-    stride: isize,
-    d: usize,
-    out: *mut f32,
+unsafe fn score_rows<V: Simd, W: Word<V>, const C: usize, const R: usize>(
+    tile: &Tile,
+    k: Words,
+    j: usize,
+    words: usize,
+    factor: f32,
 ) {
     let w = C * V::LANES;
     // SAFETY: the caller's promise.
     unsafe {
+        let mut keys = [std::ptr::null(); R];
+        for (i, key) in keys.iter_mut().enumerate() {
+            *key = k.at(j + i, 0);
+        }
         let mut sums = [[V::splat(0.0); C]; R];
-        for p in 0..d {
+        for p in 0..words {
             let mut query = [V::splat(0.0); C];
             for (c, x) in query.iter_mut().enumerate() {
-                *x = V::load(q.add(p * w + c * V::LANES));
+                *x = V::load(tile.q.add(p * w + c * V::LANES));
             }
             for (i, sums) in sums.iter_mut().enumerate() {
-                let key = V::splat(*k.offset(i as isize * stride + p as isize));
+                let key = V::splat(keys[i].add(p).read_unaligned());
                 for c in 0..C {
-                    sums[c] = key.fma(query[c], sums[c]);
+                    sums[c] = W::dot(key, query[c], sums[c]);
                 }
             }
         }
         for (i, sums) in sums.iter().enumerate() {
             for (c, x) in sums.iter().enumerate() {
-                x.store(out.add(i * w + c * V::LANES));
+                x.mul(V::splat(factor)).store(tile.p.add((j + i) * w + c * V::LANES));
             }
         }
     }
 }
 
-/// Caps, biases and masks scores, then turns them into weights, with the maximum and the sum brought up to date.
+/// Caps, biases and masks scores, then turns them into words of weights, with the maximum and the sum brought up to date.
 ///
 /// # Safety
 /// As [`tile`]; bounds of sight have one entry a row.
 #[inline(always)]
-unsafe fn finish_scores<V: Simd, const C: usize>(
+unsafe fn finish_scores<V: Simd, W: Word<V>, const C: usize>(
     a: &Attention<'_>,
     tile: &Tile,
     k_pos: &[i32],
     sight: Option<(*mut i32, *mut i32)>,
 ) {
-    let w = C * V::LANES;
+    let (w, n) = (C * V::LANES, k_pos.len());
     let (_, softcap) = a.factors();
     for lane in (0..w).step_by(V::LANES) {
         // SAFETY: the caller's promise.
         unsafe {
             let score = |j: usize| tile.p.add(j * w + lane);
             if let Some((inverse, cap)) = softcap {
-                for j in 0..k_pos.len() {
+                for j in 0..n {
                     let x = V::load(score(j)).mul(V::splat(inverse)).tanh();
                     x.mul(V::splat(cap)).store(score(j));
                 }
@@ -274,15 +297,21 @@ unsafe fn finish_scores<V: Simd, const C: usize>(
             }
             let old = V::load(tile.max.add(lane));
             let mut max = old;
-            for j in 0..k_pos.len() {
+            for j in 0..n {
                 max = max.max(V::load(score(j)));
             }
             let shrink = old.sub(max).exp2();
             let mut sum = V::load(tile.sum.add(lane)).mul(shrink);
-            for j in 0..k_pos.len() {
-                let weight = V::load(score(j)).sub(max).exp2();
-                weight.store(score(j));
-                sum = sum.add(weight);
+            for (i, j) in (0..n).step_by(W::ELEMENTS).enumerate() {
+                let x = V::load(score(j)).sub(max).exp2();
+                let mut y = V::splat(0.0);
+                if W::ELEMENTS > 1 && j + 1 < n {
+                    y = V::load(score(j + 1)).sub(max).exp2();
+                }
+                let words = W::weights(x, y);
+                sum = W::dot(words, W::ones(), sum);
+                // No score is written over that is still to be read.
+                words.store(score(i));
             }
             max.store(tile.max.add(lane));
             sum.store(tile.sum.add(lane));
@@ -291,46 +320,44 @@ unsafe fn finish_scores<V: Simd, const C: usize>(
     }
 }
 
-/// `o = shrink * o + sum of p[j] * v[j]` over n keys.
+/// `o = shrink * o + sum of p[j] . v[j]` over n rows of words.
 ///
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-unsafe fn mix<V: Simd, const C: usize, const R: usize>(
+unsafe fn mix<V: Simd, W: Word<V>, const C: usize, const R: usize>(
     tile: &Tile,
-    v: *const f32,
-    stride: isize,
+    v: Words,
     n: usize,
     e: usize,
 ) {
-    let w = C * V::LANES;
     let mut i = 0;
     // SAFETY: the caller's promise.
     unsafe {
         while i + R <= e {
-            mix_columns::<V, C, R>(tile, v.add(i), stride, n, tile.o.add(i * w));
+            mix_columns::<V, W, C, R>(tile, v, n, i);
             i += R;
         }
         while i < e {
-            mix_columns::<V, C, 1>(tile, v.add(i), stride, n, tile.o.add(i * w));
+            mix_columns::<V, W, C, 1>(tile, v, n, i);
             i += 1;
         }
     }
 }
 
 /// # Safety
-/// As [`tile`], for R columns of v.
+/// As [`mix`], for R columns of v from `at` on.
 #[inline(always)]
-unsafe fn mix_columns<V: Simd, const C: usize, const R: usize>(
+unsafe fn mix_columns<V: Simd, W: Word<V>, const C: usize, const R: usize>(
     tile: &Tile,
-    v: *const f32,
-    stride: isize,
+    v: Words,
     n: usize,
-    o: *mut f32,
+    at: usize,
 ) {
     let w = C * V::LANES;
     // SAFETY: the caller's promise.
     unsafe {
+        let o = tile.o.add(at * w);
         let mut sums = [[V::splat(0.0); C]; R];
         for (i, sums) in sums.iter_mut().enumerate() {
             for (c, x) in sums.iter_mut().enumerate() {
@@ -342,11 +369,10 @@ unsafe fn mix_columns<V: Simd, const C: usize, const R: usize>(
             for (c, x) in weights.iter_mut().enumerate() {
                 *x = V::load(tile.p.add(j * w + c * V::LANES));
             }
-            let row = v.offset(j as isize * stride);
             for (i, sums) in sums.iter_mut().enumerate() {
-                let value = V::splat(*row.add(i));
+                let value = V::splat(v.at(j, at + i).read_unaligned());
                 for c in 0..C {
-                    sums[c] = value.fma(weights[c], sums[c]);
+                    sums[c] = W::dot(value, weights[c], sums[c]);
                 }
             }
         }
@@ -361,21 +387,25 @@ unsafe fn mix_columns<V: Simd, const C: usize, const R: usize>(
 /// Whether all values are finite: only then may they be multiplied by the zero weights of queries that do not see them.
 ///
 /// # Safety
-/// The values exist.
-unsafe fn finite(v: *const f32, stride: isize, n: usize, e: usize) -> bool {
-    (0..n).all(|j| {
-        // SAFETY: the caller's promise.
-        let row = unsafe { std::slice::from_raw_parts(v.offset(j as isize * stride), e) };
-        // Zero times a number is zero, times anything else it is no number.
-        row.iter().fold(0u32, |bad, x| bad | u32::from((x.to_bits() & 0x7f80_0000) == 0x7f80_0000)) == 0
-    })
+/// The n rows of words exist.
+#[inline(always)]
+unsafe fn finite<V: Simd, W: Word<V>>(v: Words, n: usize, e: usize) -> bool {
+    let mut bad = 0;
+    for j in 0..n {
+        let row = v.at(j, 0).cast::<u32>();
+        for i in 0..e {
+            // SAFETY: the caller's promise.
+            bad |= u32::from(!W::finite(unsafe { row.add(i).read_unaligned() }));
+        }
+    }
+    bad == 0
 }
 
 /// As [`mix`], element by element, leaving out weights of zero.
 ///
 /// # Safety
 /// As [`tile`].
-unsafe fn mix_seen<V: Simd, const C: usize>(tile: &Tile, v: *const f32, stride: isize, n: usize, e: usize) {
+unsafe fn mix_seen<V: Simd, W: Word<V>, const C: usize>(tile: &Tile, v: Words, n: usize, e: usize) {
     let w = C * V::LANES;
     // SAFETY: the caller's promise.
     unsafe {
@@ -383,9 +413,12 @@ unsafe fn mix_seen<V: Simd, const C: usize>(tile: &Tile, v: *const f32, stride: 
             let o = tile.o.add(i * w + lane);
             let mut sum = *o * *tile.shrink.add(lane);
             for j in 0..n {
-                let weight = *tile.p.add(j * w + lane);
-                if weight != 0.0 {
-                    sum += weight * *v.offset(j as isize * stride).add(i);
+                let weights = W::elements((*tile.p.add(j * w + lane)).to_bits());
+                let values = W::elements(v.at(j, i).cast::<u32>().read_unaligned());
+                for (weight, value) in weights.into_iter().zip(values) {
+                    if weight != 0.0 {
+                        sum += weight * value;
+                    }
                 }
             }
             *o = sum;
