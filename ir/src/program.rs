@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 /// Version of `program.json`; an artifact of another version is refused. Goes up with whatever a reader of the version before would
 /// take for something else: fields that it does not know it leaves out. Since 2 loops are clipped, parameters lie in panels and blocks,
-/// products have epilogues, and parameters and states of equal layers are stacks.
+/// products have epilogues, teams of devices share work and memory, and parameters and states of equal layers are stacks.
 pub const VERSION: u32 = 2;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -108,9 +108,13 @@ impl EntryLowering<'_> {
         for (call, c) in chain.calls.iter().zip(0..) {
             let (args, results) = (chain.args_of(call), chain.results_of(call));
             let (_, program) = self.program(call.func)?;
-            for (&v, slot) in results.iter().zip(program.args..) {
+            for &v in results {
                 maker[v as usize] = c;
-                shared[v as usize] = program.shared.contains(&slot);
+            }
+            for slot in &program.shared {
+                if let Some(&v) = slot.checked_sub(program.args).and_then(|r| results.get(r as usize)) {
+                    shared[v as usize] = true;
+                }
             }
             for &(a, r) in &program.in_place {
                 let pair = (args.get(a as usize), results.get((r as usize).wrapping_sub(args.len())));

@@ -175,7 +175,7 @@ impl<'a> Walk<'a> {
                 let what = if i < args { "an argument" } else { "another result" };
                 return Err(place.wrong(format!("puts {} over {what} of the same call", name())));
             }
-            let shared = code.shared.contains(&((args + r) as u32));
+            let shared = proofs.is_shared(index, r);
             let among = match slot {
                 Slot::Value(offset) => place.is_among(offset, bytes, shared),
                 _ => !shared,
@@ -242,7 +242,8 @@ impl<'a> Walk<'a> {
             return Err(place.wrong(format!("calls `{}` on {name}, which is no copy; {next}", code.name)));
         }
         if !code.shared.is_empty() {
-            return Err(place.wrong(format!("copies {} once for all devices of a team, not on each", name())));
+            let name = name();
+            return Err(place.wrong(format!("copies {name} once for all devices of a team, not on each")));
         }
         if self.room(to) != Some(ty.bytes() as u64) || from == to {
             return Err(place.wrong(format!("copies {} into {}", name(), self.describe(to))));

@@ -29,6 +29,8 @@ struct Code {
     packed: Vec<Option<(PackedMatrix, DType)>>,
     /// The argument that each result is updated in place of.
     partners: Vec<Option<usize>>,
+    /// Whether a team shares each result.
+    shared: Vec<bool>,
     copies: Option<bool>,
     /// Functions that it was called for: nearly always one.
     pairs: Vec<Pair>,
@@ -63,7 +65,14 @@ impl Code {
                 *place = Some(a as usize);
             }
         }
-        Self { packed, partners, copies: None, pairs: Vec::new() }
+        let mut shared = vec![false; partners.len()];
+        for &slot in &code.shared {
+            let result = slot.checked_sub(code.args).map(|r| r as usize);
+            if let Some(place) = result.and_then(|r| shared.get_mut(r)) {
+                *place = true;
+            }
+        }
+        Self { packed, partners, shared, copies: None, pairs: Vec::new() }
     }
 
     fn pair(&mut self, func: FuncId) -> &mut Pair {
@@ -111,6 +120,11 @@ impl<'a> Proofs<'a> {
     /// The argument that result `r` is updated in place of.
     pub(super) fn partner(&self, index: u32, r: usize) -> Option<usize> {
         self.codes.get(index as usize)?.partners.get(r).copied().flatten()
+    }
+
+    /// Whether a team shares result `r`.
+    pub(super) fn is_shared(&self, index: u32, r: usize) -> bool {
+        self.codes.get(index as usize).and_then(|code| code.shared.get(r)) == Some(&true)
     }
 
     /// Whether a parameter (its row in the program's table; none for what is no parameter) is held in the form in which argument `i` of
