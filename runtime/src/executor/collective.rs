@@ -74,8 +74,8 @@ impl<'a> Exchange<'a> {
             CollectiveKind::ReduceScatter => self.reduce_scatter(part),
             CollectiveKind::AllToAll => self.all_to_all(part),
             CollectiveKind::Broadcast => self.broadcast(part),
-            // Validation refuses it: no program has one.
-            CollectiveKind::Permute => {}
+            // invariant: validation refuses it, and no program has one
+            CollectiveKind::Permute => unreachable!("a permute"),
         }
     }
 

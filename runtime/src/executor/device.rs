@@ -390,7 +390,10 @@ impl Shared {
     pub(super) fn run_offered(&self, run: &Run, job: &Job, part: usize) {
         let stage = job.device / self.machine.layout.stage_devices();
         let steps = &self.machine.program.entries[run.entry].stages[stage].steps;
-        let Some(Step::Call { func, slots, .. }) = steps.get(job.step) else { return };
+        let Some(Step::Call { func, slots, .. }) = steps.get(job.step) else {
+            // invariant: only instructions of calls are offered
+            unreachable!("step {} is no call", job.step)
+        };
         let binding = self.binding(run, job.device, job.micro_batch, *func, slots);
         match binding.func.instrs.get(job.instr).map(|i| &i.kind) {
             Some(InstrKind::Kernel(launch)) => {
@@ -406,7 +409,8 @@ impl Shared {
             Some(InstrKind::Collective(call)) => {
                 self.exchange(job.instr, call, binding).run_part(part);
             }
-            None => {}
+            // invariant: as above
+            None => unreachable!("no instruction {}", job.instr),
         }
     }
 }
