@@ -49,8 +49,14 @@ pub fn cannot_write(path: &Path, e: &io::Error) -> Diagnostic {
     Diagnostic::run("cannot write the output").at(path.display().to_string()).why(e.to_string())
 }
 
-/// Refuses early what [`write_aside`] would refuse after all the work: a name that is none, a folder that is not there.
+/// Refuses early what [`write_aside`] would refuse after all the work: a name that is none, a folder that is not there or that is in
+/// the file's place.
 pub fn check_place(path: &Path) -> Result<(), Diagnostic> {
+    if path.is_dir() {
+        return Err(Diagnostic::input("a folder is in the place of the output")
+            .at(path.display().to_string())
+            .help("give a name in it"));
+    }
     sibling(path, "part").map(drop)
 }
 

@@ -81,10 +81,10 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
             }
         }
     }
+    let profile = opened.finish_trace()?;
     if let Some(path) = &args.output {
         npz::write(path, &outputs)?;
     }
-    let profile = opened.finish_trace()?;
     let shapes = outputs.iter().map(|(n, t)| (n.clone(), t.shape.clone())).collect();
     let outcome = Outcome {
         entry: entry.name,

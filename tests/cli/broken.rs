@@ -87,11 +87,18 @@ fn lengths_of_another_shape() {
 
 /// An output that cannot be written is refused before the work, not after it: nothing is on stdout yet.
 #[test]
-fn traces_into_no_folder() {
+fn traces_and_outputs_that_cannot_be_written() {
     let place = folder();
     let artifact = models::artifact("llama", &["--tp", "2"]);
     let input = npz::token_file(place.path(), 1, 4);
-    let args =
-        ["run", text(&artifact), "--input", text(&input), "--output", "out.npz", "--trace", "no/t.json"];
-    fails(place.path(), &args, 1, &["folder does not exist"]);
+    for (output, trace, code, word) in [
+        ("out.npz", "no/t.json", 1, "folder does not exist"),
+        ("out.npz", ".", 1, "in the place of the output"),
+        ("out.npz", "/dev/full", 4, "/dev/full"),
+        (".", "t.json", 1, "in the place of the output"),
+        ("/dev/full", "/dev/null", 4, "/dev/full"),
+    ] {
+        let run = ["run", text(&artifact), "--input", text(&input)];
+        fails(place.path(), &[&run[..], &["--output", output, "--trace", trace]].concat(), code, &[word]);
+    }
 }

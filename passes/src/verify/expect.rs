@@ -1,7 +1,7 @@
 //! What the instructions of a function must do, read off its local form: which roots (arguments, listed constants, products,
 //! collectives) every value depends on, and the products and collectives in order.
 
-use super::memory::Roots;
+use super::needs::Needs;
 use pcc_ir::ops::{Attention, Collective, Gather, Iota, Literal, ShardBase, Update};
 use pcc_ir::program::{ConstantData, Scalar};
 use pcc_ir::{AxisRef, Clip, Func, Op, Part, Term, Type, ValueId};
@@ -10,8 +10,8 @@ use pcc_ir::{AxisRef, Clip, Func, Op, Part, Term, Type, ValueId};
 #[derive(Clone, Debug)]
 pub(super) struct Product {
     pub value: ValueId,
-    pub lhs: Roots,
-    pub rhs: Roots,
+    pub lhs: Needs,
+    pub rhs: Needs,
     pub result: usize,
     /// Multiplications.
     pub work: u128,
@@ -25,7 +25,7 @@ pub(super) struct Product {
 pub(super) struct Attends<'a> {
     pub value: ValueId,
     pub op: &'a Attention,
-    pub operands: Vec<(Roots, &'a Type)>,
+    pub operands: Vec<(Needs, &'a Type)>,
     /// Whether it matters where the queries stand.
     pub looks: bool,
     pub result: usize,
@@ -39,7 +39,7 @@ pub(super) struct Exchange<'a> {
     pub value: ValueId,
     pub operand: ValueId,
     pub op: &'a Collective,
-    pub source: Roots,
+    pub source: Needs,
     pub result: usize,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Exchange<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct RowKernel {
     pub value: ValueId,
-    pub source: Roots,
+    pub source: Needs,
     pub result: usize,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Expected<'a> {
     /// Listed constants, in order; constant k is root `args + k`.
     pub constants: Vec<ConstantData>,
     /// What each result depends on.
-    pub results: Vec<Roots>,
+    pub results: Vec<Needs>,
     /// The value that each root is, for messages.
     pub roots: Vec<ValueId>,
     /// Scalars by which kernels know their device's piece, and the value that needs each.
@@ -92,12 +92,12 @@ pub(super) fn expected<'a>(func: &'a Func, global: Option<&Func>) -> Expected<'a
             e.roots.push(v);
         }
     }
-    let mut of: Vec<Roots> = vec![Roots::default(); func.values.len()];
+    let mut of: Vec<Needs> = vec![Needs::default(); func.values.len()];
     let index = |v: ValueId| v.as_u32() as usize;
     let elements = |v: ValueId| func.ty(v).elements() as u128;
     let extent = |v: ValueId, d: usize| func.ty(v).shape[d] as u128;
     for (i, &v) in e.roots.iter().enumerate() {
-        of[index(v)] = Roots::one(i);
+        of[index(v)] = Needs::one(i);
     }
     for (_, inst) in func.insts.iter().enumerate().filter(used) {
         let Some(&result) = inst.results.first() else { continue };
@@ -124,7 +124,7 @@ pub(super) fn expected<'a>(func: &'a Func, global: Option<&Func>) -> Expected<'a
                     alpha: 1.0,
                     depths: depths(func, global, inst, &dot.lhs_contract),
                 });
-                Roots::one(result_root)
+                Needs::one(result_root)
             }
             Op::Attention(op) => {
                 let result_root = root();
@@ -132,7 +132,7 @@ pub(super) fn expected<'a>(func: &'a Func, global: Option<&Func>) -> Expected<'a
                 let looks = inst.op.reads(3);
                 let keys = positions(func, inst);
                 e.attentions.push(Attends { value: result, op, operands, looks, result: result_root, keys });
-                Roots::one(result_root)
+                Needs::one(result_root)
             }
             Op::Collective(op) => {
                 let result_root = root();
@@ -144,16 +144,16 @@ pub(super) fn expected<'a>(func: &'a Func, global: Option<&Func>) -> Expected<'a
                     source: arg(0),
                     result: result_root,
                 });
-                Roots::one(result_root)
+                Needs::one(result_root)
             }
             op => {
-                let mut all = Roots::default();
-                inst.args.iter().for_each(|&v| all.join(&of[index(v)]));
+                let args: Vec<&Needs> = inst.args.iter().map(|&v| &of[index(v)]).collect();
+                let mut all = needs(op, &args);
                 // A reduction over several dims is one kernel a dim.
                 for _ in 0..row_kernels(op) {
                     let result_root = root();
                     e.rows.push(RowKernel { value: result, source: all, result: result_root });
-                    all = Roots::one(result_root);
+                    all = Needs::one(result_root);
                 }
                 all
             }
@@ -162,6 +162,17 @@ pub(super) fn expected<'a>(func: &'a Func, global: Option<&Func>) -> Expected<'a
     }
     e.results = func.results.iter().map(|&v| of[index(v)].clone()).collect();
     e
+}
+
+/// What an op's result depends on, by what its operands do.
+fn needs(op: &Op, args: &[&Needs]) -> Needs {
+    let args = args.iter().copied();
+    match op {
+        Op::Concat(_) | Op::Update(_) => Needs::of_parts(args),
+        Op::Pad(_) => Needs::of_parts(args.chain([&Needs::default()])),
+        Op::Slice(_) | Op::ShardSlice(_) => Needs::of_all(args).cut(),
+        _ => Needs::of_all(args),
+    }
 }
 
 /// The parts at which a sum over these dims of the first operand may stop: the device's piece of its major dim, since the rest is padding

@@ -17,6 +17,7 @@ use super::expect::{Attends, Exchange, Expected, Product, RowKernel, expected};
 use super::fault;
 use super::footprint::Footprint;
 use super::memory::{Buffer, Roots};
+use super::needs::Needs;
 use pcc_ir::mesh::Mesh;
 use pcc_ir::program::{
     Base, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Loc, Matrix, PackedMatrix, Program, Scalar,
@@ -363,8 +364,8 @@ impl<'a> Run<'a> {
         };
         self.products += 1;
         let value = fault::value(self.func, wanted.value);
-        let in_order = lhs.same(&wanted.lhs) && rhs.same(&wanted.rhs);
-        let swapped = lhs.same(&wanted.rhs) && rhs.same(&wanted.lhs);
+        let in_order = wanted.lhs.met_by(&lhs) && wanted.rhs.met_by(&rhs);
+        let swapped = wanted.rhs.met_by(&lhs) && wanted.lhs.met_by(&rhs);
         if !in_order && !swapped {
             let why = format!(
                 "{}; {}",
@@ -396,14 +397,14 @@ impl<'a> Run<'a> {
     }
 
     /// What an operand lacks and has too much.
-    fn difference(&self, which: &str, have: &Roots, want: &Roots) -> String {
+    fn difference(&self, which: &str, have: &Roots, want: &Needs) -> String {
         let names = |roots: Vec<usize>| {
             let name = |r: &usize| {
                 self.expected.roots.get(*r).map_or("?".to_owned(), |&v| fault::value(self.func, v))
             };
             roots.iter().map(name).collect::<Vec<_>>().join(", ")
         };
-        let (missing, extra) = (want.without(have), have.without(want));
+        let (missing, extra) = (want.missing(have), want.extra(have));
         match (missing.is_empty(), extra.is_empty()) {
             (true, true) => format!("the {which} is right"),
             (false, true) => format!("the {which} does not hold {}", names(missing)),
@@ -439,7 +440,7 @@ impl<'a> Run<'a> {
             let held = self.buffers[buffer]
                 .held(&whole)
                 .map_err(|_| fault::of_value(self.func, v, "is not written in full"))?;
-            if !held.same(wanted) {
+            if !wanted.met_by(&held) {
                 let why = self.difference("slot", &held, wanted);
                 return Err(fault::of_value(self.func, v, "is not what its slot holds at the end").why(why));
             }

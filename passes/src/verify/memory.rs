@@ -55,11 +55,15 @@ impl Roots {
         words.flat_map(|(at, w)| (0..64).filter(move |b| w >> b & 1 == 1).map(move |b| at * 64 + b)).collect()
     }
 
-    /// Equal as sets.
-    pub(super) fn same(&self, other: &Roots) -> bool {
-        let within =
-            |a: &Roots, b: &Roots| a.words.iter().zip(a.skipped..).all(|(&w, at)| w & !b.word(at) == 0);
-        within(self, other) && within(other, self)
+    /// Whether all members are in `other`.
+    pub(super) fn within(&self, other: &Roots) -> bool {
+        self.words.iter().zip(self.skipped..).all(|(&w, at)| w & !other.word(at) == 0)
+    }
+
+    /// Members of both.
+    pub(super) fn common(&self, other: &Roots) -> Roots {
+        let words = self.words.iter().zip(self.skipped..).map(|(&w, at)| w & other.word(at)).collect();
+        Roots { skipped: self.skipped, words }
     }
 }
 
@@ -398,10 +402,5 @@ mod tests {
         assert_eq!(b.read(&at(16, 20), &all()).unwrap().iter().collect::<Vec<_>>(), [1]);
         assert_eq!(b.read(&at(30, 34), &all()).unwrap().iter().collect::<Vec<_>>(), [0, 1, 2]);
         assert!(b.read(&at(60, 68), &all()).unwrap_err().contains("outside"));
-        assert!(Roots::one(3).same(&{
-            let mut r = Roots::one(3);
-            r.join(&Roots::default());
-            r
-        }));
     }
 }

@@ -39,6 +39,7 @@ mod io;
 mod layout;
 mod links;
 mod memory;
+mod needs;
 mod padding;
 mod stages;
 mod structure;

@@ -38,7 +38,7 @@ impl Run<'_> {
             }
             let held = self.read(at, &reach)?;
             let Some((roots, _)) = wanted.operands.get(position(name)) else { continue };
-            if !held.same(roots) {
+            if !roots.met_by(&held) {
                 let why = self.difference(name, &held, roots);
                 let message = format!("should make {value}, but attends over other values");
                 return Err(self.wrong(at, message).why(why));

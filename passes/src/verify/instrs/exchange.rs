@@ -30,7 +30,7 @@ impl Run<'_> {
             return Err(self.wrong(at, format!("writes {value} over its own operand")));
         }
         let source = self.read(at, &src)?;
-        if !source.same(&wanted.source) {
+        if !wanted.source.met_by(&source) {
             let why = self.difference("operand", &source, &wanted.source);
             return Err(self.wrong(at, format!("should make {value}, but exchanges other values")).why(why));
         }

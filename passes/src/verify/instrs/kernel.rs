@@ -68,7 +68,7 @@ impl<'a> Run<'a> {
         self.rows += 1;
         let mut source = Roots::default();
         kernel.stores.iter().for_each(|s| source.join(&roots[s.node as usize]));
-        if !source.same(&wanted.source) {
+        if !wanted.source.met_by(&source) {
             let why = self.difference("operand", &source, &wanted.source);
             let value = fault::value(self.func, wanted.value);
             return Err(self.wrong(at, format!("should make {value}, but reduces other values")).why(why));
