@@ -4,6 +4,7 @@
 //!
 //! This crate does no IO beyond its text and JSON forms and knows neither egg, LLVM nor CUDA.
 
+pub mod absent;
 mod build;
 pub mod codegen_protocol;
 pub mod diagnostic;

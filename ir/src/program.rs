@@ -38,6 +38,9 @@ pub struct Program {
     /// Compute type of floats.
     pub dtype: DType,
     pub batch: BatchPlan,
+    /// Whether instructions leave out positions that a run does not have on the strength of [`crate::absent::is_unseen`].
+    #[serde(default)]
+    pub unseen: bool,
     pub kernels: PrimaryMap<KernelId, Kernel>,
     pub funcs: Vec<FuncProgram>,
     pub params: Vec<LocalParam>,

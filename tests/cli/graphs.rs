@@ -39,6 +39,56 @@ fn rows_are_not_reduced_over_micro_batches() {
     fails(place.path(), &[&compile[..], &["16", "--micro-batches", "2"]].concat(), 1, &words);
 }
 
+/// An encoder that does not look at its mask: a short run is the whole one with zeros behind it, whatever the task is called.
+#[test]
+fn a_task_changes_nothing_of_what_is_computed() {
+    let model = json!({
+        "pcc": 1, "name": "unmasked", "params": [{"name": "w", "type": "f32[4,4]"}],
+        "functions": [{
+            "name": "main",
+            "args": [
+                {"name": "tokens", "type": "i32[1,8]", "labels": ["batch", "seq"]},
+                {"name": "attention_mask", "type": "i32[1,8]", "labels": ["batch", "seq"]},
+                {"name": "w", "type": "f32[4,4]"},
+            ],
+            "body": [
+                {"op": {"gather": {"batch": 0}}, "in": ["w", "tokens"], "out": ["x"]},
+                {"op": {"reshape": [1, 8, 1, 1, 4]}, "in": ["x"], "out": ["q"]},
+                {"op": {"reshape": [1, 8, 1, 4]}, "in": ["x"], "out": ["k"]},
+                {"op": {"iota": {"type": "i32[1,8]", "dim": 1}}, "in": [], "out": ["p"]},
+                {"op": {"attention": {"scale": 0.5}}, "in": ["q", "k", "k", "p", "p"], "out": ["y"]},
+                {"op": {"reshape": [1, 8, 4]}, "in": ["y"], "out": ["z"]},
+            ],
+            "results": ["z"],
+        }],
+        "entries": [{
+            "name": "forward", "function": "main", "args": [{"input": "tokens"}, {"input": "attention_mask"}, {"param": "w"}],
+            "results": ["last_hidden_state"],
+        }],
+    });
+    let place = folder();
+    let run = |task: &str, tokens: &[i32]| {
+        let mut model = model.clone();
+        model["info"] = json!({"family": "graph", "class": "X", "task": task, "vocab": 4, "max_seq": 8});
+        std::fs::write(place.path().join("model.json"), model.to_string()).unwrap();
+        succeeds(place.path(), &["compile", "model.json", "-o", "m.pcc"]);
+        let shape: &[u64] = &[1, tokens.len() as u64];
+        let mask = tokens.iter().map(|&t| i32::from(t > 0)).collect();
+        let arrays = [("tokens", shape, tokens.to_vec()), ("attention_mask", shape, mask)];
+        npz::write_i32(&place.path().join("in.npz"), &arrays);
+        succeeds(place.path(), &["run", "m.pcc", "--input", "in.npz", "--output", "out.npz"]);
+        npz::read_f32(&place.path().join("out.npz"), "last_hidden_state").1[..16].to_vec()
+    };
+    let whole = run("graph", &[1, 2, 3, 1, 0, 0, 0, 0]);
+    for task in ["graph", "encoder"] {
+        let short = run(task, &[1, 2, 3, 1]);
+        assert!(
+            short.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-6),
+            "{task}: {short:?} for {whole:?}"
+        );
+    }
+}
+
 #[test]
 fn unknown_op() {
     refused(

@@ -34,6 +34,7 @@ pub(super) struct Document {
 pub(super) struct InfoJson {
     pub(super) family: String,
     pub(super) class: String,
+    /// Which entries and inputs there are. It changes nothing of what is computed.
     pub(super) task: TaskName,
     pub(super) vocab: usize,
     /// Layers of the chain.

@@ -7,7 +7,15 @@
 //! A dim starts with the least that can be there, by its claim and its label, and is raised where a reader needs more: a reduction over
 //! it, a run-time index into it, a view that mixes it with others. Whatever a reader and the maker of its operand do not cut
 //! alike is not cut. So nothing depends on labels being right, but for the positions of keys and caches: keys at positions that the
-//! run does not have are never seen, which only the models of a known task promise.
+//! run does not have are never seen, which the graph must show ([`pcc_ir::absent`]).
+
+//!
+//! ```text
+//! (%0: f32[1,8,4] labels (_, seq, _), ..)
+//! %2: f32[1,8,40] = dot_general(%0, %1)    ->    gemm m {"full":8,"clip":{"part":"seq","global":8}} n 40 k 4
+//! ```
+//!
+//! `tests/filetests/lower` shows it, and a case in which nothing may be clipped.
 
 use crate::solve::Classes;
 use pcc_ir::graph::{Label, Role};

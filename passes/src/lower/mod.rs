@@ -32,7 +32,7 @@ use pcc_ir::graph::{Label, Role};
 use pcc_ir::kernel::KernelId;
 use pcc_ir::program::{
     BatchPlan, ConstantData, EntryProgram, InstrKind, IoSpec, Launch, LocalParam, LocalState, ModelInfo,
-    Program, Step, Target, Task, VERSION, WeightsRef,
+    Program, Step, Target, VERSION, WeightsRef,
 };
 use pcc_ir::repeat::{Chain, Numbering};
 use pcc_ir::{AxisRef, DType, Diagnostic, Entry, Func, FuncId, Mesh, Module, Op, Sharding, Type, ValueId};
@@ -78,8 +78,7 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
     let mut constants = Vec::new();
     let storages = storage::choose(local, input.sharded);
     let pairs = in_place_pairs(local)?;
-    // Only models of a known task promise that positions a run does not have are never seen.
-    let masked = matches!(input.info.task, Task::CausalLm | Task::Encoder);
+    let masked = pcc_ir::absent::is_unseen(input.sharded);
     let clips = Clips::of(input.sharded, local, &input.batch, masked, &pairs);
     let team = once::team(&local.mesh);
     let lowered = lower_functions(local, (&clips, &pairs, &storages), &team, &mut kernels, &mut constants)?;
@@ -116,6 +115,7 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
         mesh: local.mesh,
         dtype: input.dtype,
         batch: input.batch,
+        unseen: masked,
         kernels: kernels.kernels,
         params: params.collect::<Result<_, Diagnostic>>()?,
         states: states.collect::<Result<_, Diagnostic>>()?,

@@ -22,6 +22,8 @@
 //!    on, and the collectives are those of the function, each once, in order.
 //!    Row-reducing kernels are matched in order too, and device-dependent scalars are those of the function's ops. The arithmetic of a
 //!    kernel between what it reads and what it writes is not proved here; running the program against the reference shows it.
+//!    Positions that a run does not have may be left out of keys, tables and states only if the sharded module shows that nothing
+//!    of the run sees them ([`pcc_ir::absent`]); the task that a model names plays no part.
 //! 5. **Steps** ([`stages`], [`io`]): each call of each entry runs once, in order, on one stage, bound to its own layer's parameters and
 //!    states; values between calls are where they are read and not overwritten before; sends and recvs match in order, and a run of
 //!    several micro-batches over links of bounded capacity ends.
@@ -45,6 +47,7 @@ mod stages;
 mod structure;
 mod terms;
 
+use pcc_ir::absent::is_unseen;
 use pcc_ir::program::Program;
 use pcc_ir::{Diagnostic, Module};
 
@@ -117,6 +120,14 @@ pub fn check_functions(sharded: &Module, local: &Module) -> Result<Summary, Diag
 pub fn check_program(sharded: &Module, local: &Module, program: &Program) -> Result<(), Diagnostic> {
     structure::check(sharded, structure::Level::Sharded)?;
     structure::check(local, structure::Level::Local)?;
+    if program.unseen && !is_unseen(sharded) {
+        return Err(Diagnostic::check(
+            "the program leaves out positions that a run does not have, but the model may see them",
+        )
+        .why(
+            "its graph does not show that keys, looked-up rows and states of such positions are never read",
+        ));
+    }
     io::check(sharded, local, program)?;
     stages::check(sharded, local, program)
 }

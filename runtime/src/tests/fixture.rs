@@ -100,6 +100,7 @@ pub(crate) fn program(
         target: Target { name: "cpu".into(), ..Target::default() },
         weights: None,
         levels_digest: String::new(),
+        unseen: false,
     }
 }
 

@@ -5,7 +5,7 @@ use super::super::fault;
 use super::super::memory::Roots;
 use super::{Reach, Run};
 use pcc_ir::kernel::{Kernel, Lane, Node};
-use pcc_ir::program::{Launch, Program, Scalar, Task};
+use pcc_ir::program::{Launch, Program, Scalar};
 use pcc_ir::sharding::local_extent;
 use pcc_ir::{Diagnostic, Extent, Part};
 
@@ -80,9 +80,9 @@ impl<'a> Run<'a> {
         Ok(Roots::one(wanted.result))
     }
 
-    /// Whether the model promises that positions a run does not have are never seen by those it has.
+    /// Whether positions that a run does not have are never seen by those it has, which the graph has been asked.
     pub(super) fn is_masked(&self) -> bool {
-        matches!(self.program.model.task, Task::CausalLm | Task::Encoder)
+        self.program.unseen
     }
 
     /// What an update at run-time rows leaves out, of those that it should write. In-place state keeps zeros in its padding; rows for

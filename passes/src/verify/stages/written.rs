@@ -3,7 +3,6 @@
 use super::super::cuts::Cut;
 use super::super::instrs::Given;
 use super::{Number, Walk};
-use pcc_ir::program::Task;
 use pcc_ir::repeat::ChainCall;
 use pcc_ir::{Diagnostic, Part};
 use std::rc::Rc;
@@ -49,8 +48,7 @@ impl Walk<'_> {
 
     /// A later run may have more rows than this one: it finds them in a state only where nothing sees what was left out.
     pub(super) fn check_state(&self, v: Number, name: &dyn Fn() -> String) -> Result<(), Diagnostic> {
-        let masked = matches!(self.program.model.task, Task::CausalLm | Task::Encoder);
-        let lasting = |cut: &Cut| cut.clip.part == Part::Rows && masked;
+        let lasting = |cut: &Cut| cut.clip.part == Part::Rows && self.program.unseen;
         match self.cuts[v as usize].as_ref().is_none_or(|cuts| cuts.iter().all(lasting)) {
             true => Ok(()),
             false => Err(self.of_value(v, &format!("is state `{}`, but is written in part", name()))),
