@@ -10,11 +10,15 @@
 //!                                    ->    %3: f32[4,8] = dot_general(%2, %w) {.., "result":"f32"}
 //! ```
 //!
+//! Parameters that their file has quantised stay as they are: in 16 bits they would be several times larger, and products expand the
+//! file's own codes. So do the products that read them, in f32.
+//!
 //! The storage of a value is decided once for all functions that pass it on: values that are one tensor (an argument and what calls
 //! give for it, a state and its updates, strided views) form a class, and a class is cast as a whole or not at all.
 
 use pcc_ir::graph::{Entry, Role, Value};
 use pcc_ir::ops::{DotGeneral, Op};
+use pcc_ir::source::Values;
 use pcc_ir::{DType, Diagnostic, Func, FuncId, Inst, Module, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
@@ -28,7 +32,7 @@ pub fn cast_dtype(module: &Module, dtype: DType) -> Result<Module, Diagnostic> {
         return Err(Diagnostic::usage("`cast_dtype` cannot run on a sharded or local module")
             .help("run it on a graph, before outline"));
     }
-    let cast = cast_classes(module);
+    let (cast, kept) = cast_classes(module);
     let mut out = module.clone();
     for (id, param) in out.params.iter_mut() {
         if cast.contains(&Place::Param(id)) {
@@ -41,7 +45,17 @@ pub fn cast_dtype(module: &Module, dtype: DType) -> Result<Module, Diagnostic> {
         }
     }
     for (id, func) in &module.funcs {
-        out.funcs[id] = Caster::new(module, id, func, &cast, dtype).run();
+        out.funcs[id] = Caster {
+            module,
+            id,
+            old: func,
+            new: Func::new(func.name.clone()),
+            cast: &cast,
+            kept: &kept,
+            dtype,
+            forms: HashMap::new(),
+        }
+        .run();
     }
     Ok(out)
 }
@@ -64,6 +78,8 @@ struct Classes {
     stored: Vec<bool>,
     /// Used by what computes in the type.
     wanted: Vec<bool>,
+    /// Quantised.
+    kept: Vec<bool>,
 }
 
 impl Classes {
@@ -75,6 +91,7 @@ impl Classes {
             self.fixed.push(false);
             self.stored.push(matches!(place, Place::Param(_) | Place::State(_)));
             self.wanted.push(false);
+            self.kept.push(false);
         }
         while self.parent[at] != at {
             self.parent[at] = self.parent[self.parent[at]];
@@ -86,7 +103,7 @@ impl Classes {
     fn join(&mut self, a: Place, b: Place) {
         let (a, b) = (self.of(a), self.of(b));
         self.parent[b] = a;
-        for marks in [&mut self.fixed, &mut self.stored, &mut self.wanted] {
+        for marks in [&mut self.fixed, &mut self.stored, &mut self.wanted, &mut self.kept] {
             marks[a] |= marks[b];
         }
     }
@@ -94,6 +111,11 @@ impl Classes {
     fn fix(&mut self, place: Place) {
         let at = self.of(place);
         self.fixed[at] = true;
+    }
+
+    fn keep(&mut self, place: Place) {
+        let at = self.of(place);
+        self.kept[at] = true;
     }
 
     fn want(&mut self, place: Place) {
@@ -107,8 +129,8 @@ fn is_view(op: &Op) -> bool {
     matches!(op, Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) | Op::Reshape(_))
 }
 
-/// Every place whose class is cast.
-fn cast_classes(module: &Module) -> HashSet<Place> {
+/// Every place whose class is cast, and every one whose class is kept because it is quantised.
+fn cast_classes(module: &Module) -> (HashSet<Place>, HashSet<Place>) {
     let mut c = Classes::default();
     for (id, func) in &module.funcs {
         let at = |v: ValueId| Place::Value(id, v);
@@ -125,12 +147,22 @@ fn cast_classes(module: &Module) -> HashSet<Place> {
     for entry in &module.entries {
         join_entry(&mut c, module, entry);
     }
+    for (id, param) in &module.params {
+        if matches!(&param.source.values, Values::Tensor(view) if view.blocks.is_some()) {
+            c.keep(Place::Param(id));
+        }
+    }
     let places: Vec<Place> = c.index.keys().copied().collect();
-    let cast = |place: &Place| {
-        let at = c.of(*place);
-        c.stored[at] && c.wanted[at] && !c.fixed[at]
-    };
-    places.into_iter().filter(cast).collect()
+    let (mut cast, mut kept) = (HashSet::new(), HashSet::new());
+    for place in places {
+        let at = c.of(place);
+        if c.kept[at] {
+            kept.insert(place);
+        } else if c.stored[at] && c.wanted[at] && !c.fixed[at] {
+            cast.insert(place);
+        }
+    }
+    (cast, kept)
 }
 
 fn join_inst(c: &mut Classes, module: &Module, inst: &Inst, at: &impl Fn(ValueId) -> Place) {
@@ -183,16 +215,12 @@ struct Caster<'a> {
     old: &'a Func,
     new: Func,
     cast: &'a HashSet<Place>,
+    kept: &'a HashSet<Place>,
     dtype: DType,
     forms: HashMap<ValueId, Forms>,
 }
 
-impl<'a> Caster<'a> {
-    fn new(module: &'a Module, id: FuncId, old: &'a Func, cast: &'a HashSet<Place>, dtype: DType) -> Self {
-        let new = Func::new(old.name.clone());
-        Self { module, id, old, new, cast, dtype, forms: HashMap::new() }
-    }
-
+impl Caster<'_> {
     fn run(mut self) -> Func {
         let old = self.old;
         for &v in &old.args {
@@ -255,8 +283,9 @@ impl<'a> Caster<'a> {
         };
         let first_is_half = inst.args.first().is_some_and(|&v| self.is_half(v));
         let all = vec![false; inst.args.len()];
+        let is_kept = |v: &ValueId| self.kept.contains(&Place::Value(self.id, *v));
         let (op, halves, results) = match &inst.op {
-            Op::DotGeneral(dot) if inst.args.iter().all(is_f32) => {
+            Op::DotGeneral(dot) if inst.args.iter().all(is_f32) && !inst.args.iter().any(is_kept) => {
                 let result = Some(dot.result.unwrap_or(DType::F32));
                 (Op::DotGeneral(DotGeneral { result, ..dot.clone() }), vec![true; 2], types(self, false))
             }

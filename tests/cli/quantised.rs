@@ -166,21 +166,44 @@ fn quantised_weights_compute_what_their_values_do() {
         write(&place.path().join("q.gguf"), &all);
         write(&place.path().join("f.gguf"), &decoded(&place.path().join("q.gguf"), &all));
         let wanted = logits(place.path(), "f.gguf", &mesh);
-        let full = json(place.path(), &["inspect", "m.pcc", "--json"]);
+        let full = bytes(place.path());
         let got = logits(place.path(), "q.gguf", &mesh);
-        let kept = json(place.path(), &["inspect", "m.pcc", "--json"]);
+        let kept = bytes(place.path());
         let largest = wanted.iter().fold(0f32, |m, x| m.max(x.abs()));
         assert!(largest > 0.1 && largest.is_finite(), "{mesh:?}: logits up to {largest}");
         for (i, (g, w)) in got.iter().zip(&wanted).enumerate() {
             assert!((g - w).abs() <= 1e-4 * largest, "{mesh:?} {i}: {g} where {w} is right");
         }
-        let bytes = |report: &serde_json::Value| {
-            let stages = report["stages"].as_array().unwrap();
-            stages.iter().map(|s| s["parameter_bytes_per_device"].as_u64().unwrap()).sum::<u64>()
-        };
-        assert!(3 * bytes(&kept) < bytes(&full), "{mesh:?}: {} of {} bytes", bytes(&kept), bytes(&full));
+        assert!(3 * kept < full, "{mesh:?}: {kept} of {full} bytes");
         succeeds(place.path(), &["verify", "m.pcc", "--numeric"]);
     }
+}
+
+/// What a device holds of the weights of `m.pcc`, stages together.
+fn bytes(folder: &Path) -> u64 {
+    let report = json(folder, &["inspect", "m.pcc", "--json"]);
+    let stages = report["stages"].as_array().unwrap();
+    stages.iter().map(|s| s["parameter_bytes_per_device"].as_u64().unwrap()).sum()
+}
+
+/// In bf16 they would be three times larger.
+#[test]
+fn quantised_weights_stay_so_beside_bf16() {
+    let place = folder();
+    let all = tensors(5, 1, false);
+    write(&place.path().join("q.gguf"), &all);
+    let wanted = logits(place.path(), "q.gguf", &["--tp", "3"]);
+    let kept = bytes(place.path());
+    let got = logits(place.path(), "q.gguf", &["--tp", "3", "--dtype", "bf16"]);
+    assert_eq!(bytes(place.path()), kept);
+    // Products of quantised weights are those of f32; attention rounds to 8 digits.
+    let largest = wanted.iter().fold(0f32, |m, x| m.max(x.abs()));
+    assert!(
+        got.iter().zip(&wanted).all(|(g, w)| (g - w).abs() < 0.03 * largest),
+        "{got:?} where {wanted:?} is right"
+    );
+    assert!(got != wanted, "attention is in bf16");
+    succeeds(place.path(), &["verify", "--numeric", "m.pcc"]);
 }
 
 #[test]
