@@ -16,7 +16,7 @@ pub fn sibling(path: &Path, what: &str) -> Result<PathBuf, Diagnostic> {
     if !folder.is_dir() {
         return Err(Diagnostic::input("the output's folder does not exist")
             .at(folder.display().to_string())
-            .help("create it, or give another -o"));
+            .help("create it, or give another one"));
     }
     Ok(folder.join(format!(".{name}.{what}.{}", std::process::id())))
 }
@@ -50,14 +50,14 @@ pub fn cannot_write(path: &Path, e: &io::Error) -> Diagnostic {
 }
 
 /// Refuses early what [`write_aside`] would refuse after all the work: a name that is none, a folder that is not there or that is in
-/// the file's place.
-pub fn check_place(path: &Path) -> Result<(), Diagnostic> {
+/// the file's place. `option` is what the user gave it with.
+pub fn check_place(path: &Path, option: &str) -> Result<(), Diagnostic> {
     if path.is_dir() {
         return Err(Diagnostic::input("a folder is in the place of the output")
             .at(path.display().to_string())
-            .help("give a name in it"));
+            .help(format!("give {option} a name in it")));
     }
-    sibling(path, "part").map(drop)
+    sibling(path, "part").map(drop).map_err(|d| d.help(format!("create it, or give another {option}")))
 }
 
 /// Lets `fill` write a file beside `path`, then gives it that name. A device or a pipe keeps its place and is written to.

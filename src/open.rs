@@ -30,7 +30,7 @@ pub struct Args {
 /// # Errors
 /// The artifact is damaged, or `--trace` names a place where nothing can be written.
 pub fn artifact(path: &Path, args: &Args) -> Result<Artifact, Diagnostic> {
-    args.trace.as_deref().map(artifact_output::check_place).transpose()?;
+    args.trace.as_deref().map(|path| artifact_output::check_place(path, "--trace")).transpose()?;
     Artifact::load(path)
 }
 

@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     if args.steps == 0 {
         return Err(Diagnostic::usage("--steps 0 runs nothing").help("use 1 or more"));
     }
-    args.output.as_deref().map(artifact_output::check_place).transpose()?;
+    args.output.as_deref().map(|path| artifact_output::check_place(path, "--output")).transpose()?;
     let given = npz::read(&args.input)?;
     let artifact = open::artifact(&args.artifact, &args.open)?;
     let entry = find_entry(&artifact.program, args.entry.as_deref())?.clone();

@@ -91,14 +91,16 @@ fn traces_and_outputs_that_cannot_be_written() {
     let place = folder();
     let artifact = models::artifact("llama", &["--tp", "2"]);
     let input = npz::token_file(place.path(), 1, 4);
-    for (output, trace, code, word) in [
-        ("out.npz", "no/t.json", 1, "folder does not exist"),
-        ("out.npz", ".", 1, "in the place of the output"),
-        ("out.npz", "/dev/full", 4, "/dev/full"),
-        (".", "t.json", 1, "in the place of the output"),
-        ("/dev/full", "/dev/null", 4, "/dev/full"),
+    let run = ["run", text(&artifact), "--input", text(&input)];
+    for (output, trace, code, words) in [
+        ("out.npz", "no/t.json", 1, ["folder does not exist", "give another --trace"]),
+        ("no/out.npz", "t.json", 1, ["folder does not exist", "give another --output"]),
+        ("out.npz", ".", 1, ["in the place of the output", "--trace"]),
+        (".", "t.json", 1, ["in the place of the output", "--output"]),
+        ("out.npz", "/dev/full", 4, ["/dev/full", ""]),
+        ("/dev/full", "/dev/null", 4, ["/dev/full", ""]),
     ] {
-        let run = ["run", text(&artifact), "--input", text(&input)];
-        fails(place.path(), &[&run[..], &["--output", output, "--trace", trace]].concat(), code, &[word]);
+        let args = [&run[..], &["--output", output, "--trace", trace]].concat();
+        fails(place.path(), &args, code, &words);
     }
 }

@@ -1,8 +1,8 @@
 //! Runs the commands that the documents show, so that they cannot go stale.
 //!
 //! A fenced block marked `console` or `sh` is run unless its mark goes on with `no-run`. In a `console` block the lines
-//! that start with `$ ` are commands (a trailing `\` continues one) and the rest is the output as it once was; a `sh`
-//! block is commands only. Every command must end with status 0. HTML comments right before a block, which a reader of
+//! that start with `$ ` are commands (a trailing `\` continues one) and the rest is their output: every line of it must come, in
+//! this order, but for times and errors of rounding, and for what a line of `...` leaves out. A `sh` block is commands only. Every command must end with status 0. HTML comments right before a block, which a reader of
 //! the page never sees, demand more: `<!-- shows: TEXT -->` that the block's output has TEXT in it, `<!-- exit: 1 -->`
 //! that its last command ends with that status instead.
 //!
@@ -66,6 +66,8 @@ struct Block {
     /// Of its fence, counted from 1.
     line: usize,
     commands: Vec<String>,
+    /// Lines of a `console` block that the output must have, in order.
+    lines: Vec<String>,
     /// Texts that the output must have in it.
     shows: Vec<String>,
     /// The exit status of the last command.
@@ -89,8 +91,33 @@ impl Block {
         if let Some(missing) = self.shows.iter().find(|text| !output.contains(text.as_str())) {
             bail!("the output has no `{missing}` in it:\n{output}");
         }
+        if let Some(line) = self.missing_line(&output) {
+            bail!("after the lines before it, the output has no `{line}`:\n{output}");
+        }
         Ok(self.commands.len())
     }
+
+    /// The first line that does not follow those before it.
+    fn missing_line(&self, output: &str) -> Option<&str> {
+        let mut printed = output.lines().map(timeless);
+        self.lines.iter().map(String::as_str).find(|&line| {
+            let line = timeless(line);
+            !printed.any(|p| p == line)
+        })
+    }
+}
+
+/// A line without what differs from run to run: numbers before a unit of time, and those of rounding, which have an exponent.
+fn timeless(line: &str) -> String {
+    let words: Vec<&str> = line.trim_end().split(' ').collect();
+    let is_number = |w: &str| w.starts_with(|c: char| c.is_ascii_digit());
+    let unit = |w: &str| matches!(w.trim_end_matches([',', ';', '.']), "s" | "ms");
+    let changes = |i: usize, w: &str| {
+        let w = w.trim_start_matches('(');
+        is_number(w) && (w.contains("e-") || words.get(i + 1).is_some_and(|next| unit(next)))
+    };
+    let kept = words.iter().enumerate().map(|(i, w)| if changes(i, w) { "_" } else { w });
+    kept.collect::<Vec<_>>().join(" ")
 }
 
 impl Place<'_> {
@@ -120,7 +147,10 @@ fn blocks(text: &str) -> Result<Vec<Block>> {
             let mut block = std::mem::take(&mut next);
             block.line = index + 1;
             block.commands = match mark.split_whitespace().collect::<Vec<_>>().as_slice() {
-                ["console"] => prompted(&body),
+                ["console"] => {
+                    block.lines = shown(&body);
+                    prompted(&body)
+                }
                 ["sh"] => joined(body.iter().copied()),
                 ["console" | "sh", "no-run"] => continue,
                 ["console" | "sh", flags @ ..] => bail!("line {}: unknown mark {flags:?}", index + 1),
@@ -164,6 +194,17 @@ fn prompted(body: &[&str]) -> Vec<String> {
     joined(lines)
 }
 
+/// The lines of a `console` block that are output.
+fn shown(body: &[&str]) -> Vec<String> {
+    let mut continued = false;
+    let is_output = |line: &&&str| {
+        let command = line.starts_with("$ ") || continued;
+        continued = command && line.ends_with('\\');
+        !command && !line.trim().is_empty() && line.trim() != "..."
+    };
+    body.iter().filter(is_output).map(|line| (*line).to_owned()).collect()
+}
+
 /// Puts lines that a backslash continues together, and leaves out blank lines and comments.
 fn joined<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut commands = Vec::new();
@@ -190,6 +231,23 @@ mod tests {
         let scratch = std::env::temp_dir();
         let place = Place { scratch: &scratch, programs: Path::new("/nonexistent") };
         blocks(text)?.iter().map(|block| block.run(&place)).sum()
+    }
+
+    #[test]
+    fn output_is_as_shown_but_for_times() {
+        let shown = |line: &str| {
+            run_text(&format!(
+                "```console\n$ echo 'a b'; echo '2 stages in 0.12 s, off by 1.5e-6 (2e-7)'\n{line}\n```\n"
+            ))
+        };
+        assert!(shown("a b\n2 stages in 9.9 s, off by 3e-8 (1.1e-9)").is_ok());
+        assert!(shown("...\n2 stages in 9.9 s, off by 3e-8 (1.1e-9)").is_ok());
+        for wrong in
+            ["3 stages in 0.12 s, off by 1.5e-6 (2e-7)", "2 stages in 0.12 s, off by 1.5e-6 (2e-7)\na b", "a"]
+        {
+            let error = format!("{:#}", shown(wrong).unwrap_err());
+            assert!(error.contains("the output has no"), "{error}");
+        }
     }
 
     #[test]
