@@ -130,16 +130,16 @@ impl Block<'_> {
             let turned = self.rotate(flat, positions, d / 2);
             q = self.op(Op::Reshape(vec![rows, seq, g, r, d]), &[turned]);
         }
+        let slopes = self.rng.chance(20).then(|| self.weight(&[g, r]));
         let op = Attention {
             scale: 0.5,
             causal: self.rng.chance(60),
             window: self.rng.chance(30).then_some(2),
             softcap: self.rng.chance(20).then_some(2.0),
+            bf16_bias: slopes.is_some() && self.rng.chance(50),
         };
         let mut args = vec![q, k, v, positions, positions];
-        if self.rng.chance(20) {
-            args.push(self.weight(&[g, r]));
-        }
+        args.extend(slopes);
         let y = self.op(Op::Attention(op), &args);
         let h = self.sizes.hidden;
         self.linear(y, 3, &[h])

@@ -6,10 +6,9 @@ use super::{Description, check_layers, group, head_dim};
 use crate::config::Config;
 use crate::naming::{Matrices, Naming, Qkv, Row};
 use crate::transformer::{Arrangement, Attention, Embedding, Head, Layer, Mlp, Norm, Transformer, slopes};
-use pcc_ir::eval::round_to;
+use pcc_ir::Diagnostic;
 use pcc_ir::ops::UnaryKind;
 use pcc_ir::program::Task;
-use pcc_ir::{DType, Diagnostic};
 
 /// All layouts of q, k and v are one: for each kv head its queries, its key and its value.
 macro_rules! rows {
@@ -130,7 +129,6 @@ fn attention(c: &Config, hidden: usize, heads: usize) -> Result<Attention, Diagn
     for unused in ["rope_theta", "rope_scaling", "rope_parameters"] {
         c.get(unused);
     }
-    // The class rounds slopes to bf16, and scales them with the scores.
-    let slope = |s: f64| round_to(DType::BF16, s) * attention.scale;
-    Ok(Attention { slopes: Some(slopes(heads).into_iter().map(slope).collect()), ..attention })
+    // The class makes biases in bf16, and scales them with the scores.
+    Ok(Attention { slopes: Some(slopes(heads)), bf16_bias: true, ..attention })
 }

@@ -101,7 +101,8 @@ pub(super) enum WithAttributes {
         interleaved: bool,
     },
     /// `(q [b,s,g,r,d], k [b,t,g,d], v [b,t,g,e], q_pos i32 [b,s], k_pos i32 [b,t] (, slopes [g,r])) -> [b,s,g,r,e]`: g heads
-    /// of keys, r queries each. A key at position -1 is hidden; a head's slope times the key's position is added to its scores.
+    /// of keys, r queries each. A key at position -1 is hidden; a head's slope times the key's position is added to its scores, with
+    /// `bf16_bias` as `scale * product`, slope, position and product rounded to bf16.
     Attention {
         scale: f64,
         #[serde(default)]
@@ -110,6 +111,8 @@ pub(super) enum WithAttributes {
         window: Option<usize>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         softcap: Option<f64>,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        bf16_bias: bool,
     },
     /// Calls the function of this name.
     Call(String),
@@ -235,8 +238,8 @@ impl OpJson {
             W::RmsNorm { eps } => Op::RmsNorm(ops::RmsNorm { eps }),
             W::LayerNorm { eps } => Op::LayerNorm(ops::LayerNorm { eps }),
             W::Rope { interleaved } => Op::Rope(ops::Rope { interleaved }),
-            W::Attention { scale, causal, window, softcap } => {
-                Op::Attention(ops::Attention { scale, causal, window, softcap })
+            W::Attention { scale, causal, window, softcap, bf16_bias } => {
+                Op::Attention(ops::Attention { scale, causal, window, softcap, bf16_bias })
             }
             W::Call(name) => Op::Call(func(&name)?),
         })
@@ -282,8 +285,8 @@ impl OpJson {
             Op::RmsNorm(ops::RmsNorm { eps }) => W::RmsNorm { eps },
             Op::LayerNorm(ops::LayerNorm { eps }) => W::LayerNorm { eps },
             Op::Rope(ops::Rope { interleaved }) => W::Rope { interleaved },
-            Op::Attention(ops::Attention { scale, causal, window, softcap }) => {
-                W::Attention { scale, causal, window, softcap }
+            Op::Attention(ops::Attention { scale, causal, window, softcap, bf16_bias }) => {
+                W::Attention { scale, causal, window, softcap, bf16_bias }
             }
             Op::Call(id) => W::Call(func(id)),
             // Local forms, and the sharded and local levels.

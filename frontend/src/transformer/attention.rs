@@ -74,8 +74,13 @@ impl Attention {
         }
         // A window no shorter than the sequence hides nothing.
         let window = self.window.filter(|&w| w < seq);
-        let attention =
-            ops::Attention { scale: self.scale, causal: self.causal, window, softcap: self.softcap };
+        let attention = ops::Attention {
+            scale: self.scale,
+            causal: self.causal,
+            window,
+            softcap: self.softcap,
+            bf16_bias: self.bf16_bias,
+        };
         let mut operands = vec![q, keys, values, q_pos, k_pos];
         if let Some(slopes) = &self.slopes {
             let ty = Type::f32([self.kv, self.group]);

@@ -116,6 +116,8 @@ pub struct Attention {
     pub softcap: Option<f64>,
     /// then plus the head's slope times the key's position (ALiBi): one slope for each of the `kv * group` heads.
     pub slopes: Option<Vec<f64>>,
+    /// [`pcc_ir::ops::Attention::bf16_bias`].
+    pub bf16_bias: bool,
 }
 
 impl Attention {
@@ -134,6 +136,7 @@ impl Attention {
             scale: 1.0 / (head_dim as f64).sqrt(),
             softcap: None,
             slopes: None,
+            bf16_bias: false,
         }
     }
 }

@@ -4,14 +4,15 @@
     python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch==2.9.1 transformers==5.24.0
     cd frontend/tests/data && /tmp/hf/bin/python make_transformers.py
 
-A file has the config, the names and shapes of the checkpoint's tensors, tokens, the logits of every position, and
-what greedy decoding says. Weights are not stored: element i of tensor t is `around + scale * u(t, i)`, with u a
+A file has the config, as published files have it and as this version of transformers saves it, the names and shapes of
+the checkpoint's tensors, tokens, the logits of the last 9 positions, and what greedy decoding says. Weights are not stored: element i of tensor t is `around + scale * u(t, i)`, with u a
 hash to [-1, 1) that takes four lines here and four in the tests (`frontend/tests/transformers.rs`, `tests/cli/families.rs`).
 """
 import json
 import math
 import os
 import sys
+import tempfile
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ import transformers
 
 transformers.logging.set_verbosity_error()
 
-ROWS, SEQ, VOCAB, PROMPT = 2, 9, 19, 6
+ROWS, KEPT, VOCAB, NEW = 2, 9, 19, 3
+# Positions of a case, if they are not KEPT.
+SEQ = {"falcon-alibi": 300}
 
 
 def values(t, shape, around, scale):
@@ -77,17 +80,22 @@ MODELS = {
     "opt-post_norm": {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 10},
     "opt-untied": {**OPT, "enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu",
                    "_remove_final_layer_norm": True},
-    # 6 heads: slopes of no power of two.
+    # 6 heads: the last two slopes are not of the series of the first four.
     "bloom": {"model_type": "bloom", "vocab_size": VOCAB, "hidden_size": 24, "n_layer": 3, "n_head": 6},
     "falcon": {**FALCON, "multi_query": True},
     "falcon-new": {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True,
                    "tie_word_embeddings": False},
     "falcon-one_norm": {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
-    # As falcon-rw: separate heads, ALiBi, one block after the other. The class rounds each product of slope and
-    # position to bf16: 4 heads have slopes with which that changes nothing.
-    "falcon-alibi": {**FALCON, "num_attention_heads": 4, "alibi": True, "multi_query": False, "parallel_attn": False,
-                     "bias": True, "ffn_hidden_size": 20},
+    # As falcon-rw: separate heads, ALiBi, one block after the other. The class rounds slopes, positions and their products
+    # to bf16: it takes slopes of no power of two (12 heads) and more than 256 positions to see all of that.
+    "falcon-alibi": {**FALCON, "hidden_size": 36, "num_attention_heads": 12, "alibi": True, "multi_query": False,
+                     "parallel_attn": False, "bias": True, "ffn_hidden_size": 20, "max_position_embeddings": 512},
     "falcon-alibi_parallel": {**FALCON, "num_attention_heads": 4, "alibi": True},
+    "falcon-two_norms": {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 2},
+    "gemma2-untied": {**LLAMA, "model_type": "gemma2", "head_dim": 8, "hidden_activation": "gelu_pytorch_tanh",
+                      "query_pre_attn_scalar": 12, "sliding_window": 4},
+    "gpt_neox-tied": {**NEOX, "rotary_pct": 0.5, "tie_word_embeddings": True},
+    "llama-linear": {**LLAMA, "model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
 }
 
 
@@ -118,11 +126,19 @@ def fill(model, family):
     return tensors
 
 
+def saved(model):
+    """The config as transformers writes it today."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        with open(f"{folder}/config.json") as f:
+            return json.load(f)
+
+
 def greedy(model, prompt):
     """With the class's own caches; every choice must be clear."""
     tokens = list(prompt)
     cache, new = None, torch.tensor([tokens])
-    while len(tokens) < SEQ:
+    while len(tokens) < len(prompt) + NEW:
         out = model(input_ids=new, cache=cache, use_cache=True)
         cache = out.cache
         best = out.logits[0, -1].topk(2)
@@ -140,20 +156,21 @@ def main(names):
         rng = np.random.default_rng(n)
         model = build(dict(config))
         tensors = fill(model, config["model_type"])
-        inputs = {"tokens": torch.tensor(rng.integers(2, VOCAB, (ROWS, SEQ)))}
-        case = {"config": config, "tensors": tensors}
+        seq = SEQ.get(name, KEPT)
+        inputs = {"tokens": torch.tensor(rng.integers(2, VOCAB, (ROWS, seq)))}
+        case = {"config": config, "saved": saved(model), "tensors": tensors}
         with torch.no_grad():
             if config["model_type"] == "bert":
-                inputs["attention_mask"] = torch.tensor([[1] * SEQ, [1] * 5 + [0] * (SEQ - 5)])
-                inputs["token_types"] = torch.tensor(rng.integers(0, 2, (ROWS, SEQ)))
+                inputs["attention_mask"] = torch.tensor([[1] * seq, [1] * 5 + [0] * (seq - 5)])
+                inputs["token_types"] = torch.tensor(rng.integers(0, 2, (ROWS, seq)))
                 out = model(input_ids=inputs["tokens"], attention_mask=inputs["attention_mask"],
                             token_type_ids=inputs["token_types"])
                 key, result = "last_hidden_state", out.last_hidden_state
             else:
                 key, result = "logits", model(input_ids=inputs["tokens"], use_cache=False).logits
-                case["greedy"] = greedy(model, inputs["tokens"][0, :PROMPT].tolist())
+                case["greedy"] = greedy(model, inputs["tokens"][0, :-NEW].tolist())
         case |= {"inputs": {k: v.tolist() for k, v in inputs.items()}, "output": key}
-        case["values"] = [round(x, 6) for x in result.flatten().tolist()]
+        case["values"] = [round(x, 6) for x in result[:, -KEPT:].flatten().tolist()]
         print(f"{name}: {sum(math.prod(t[1]) for t in tensors)} parameters, outputs {result.min():.2f} to {result.max():.2f}", case.get("greedy"))
         with open(f"transformers/{name}.json", "w") as f:
             parts = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in case.items()]

@@ -5,20 +5,22 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub const ROWS: usize = 2;
-pub const SEQ: usize = 9;
-/// Tokens of row 0 that greedy decoding starts from.
+/// Tokens that greedy decoding adds to a prompt, which is the rest of row 0.
 #[allow(dead_code)]
-pub const PROMPT: usize = 6;
+pub const NEW: usize = 3;
 
 pub struct Case {
     doc: Value,
-    /// i32 `[ROWS, SEQ]` each.
+    pub seq: usize,
+    /// i32 `[ROWS, seq]` each.
     pub inputs: BTreeMap<String, Vec<i32>>,
     /// Name of the output.
     pub output: String,
-    /// Its values, row-major over `[ROWS, SEQ, n]`.
+    /// Its values at the last `kept` positions, row-major over `[ROWS, kept, width]`.
     pub values: Vec<f64>,
-    /// What follows the prompt, up to SEQ tokens in all.
+    pub kept: usize,
+    pub width: usize,
+    /// What follows the prompt.
     #[allow(dead_code)]
     pub greedy: Option<Vec<i32>>,
 }
@@ -48,12 +50,15 @@ pub fn read(name: &str) -> Case {
     let text = std::fs::read_to_string(folder().join(format!("{name}.json"))).unwrap();
     let doc: Value = serde_json::from_str(&text).unwrap();
     let int = |v: &Value| v.as_i64().and_then(|i| i32::try_from(i).ok());
-    let inputs =
+    let inputs: BTreeMap<_, _> =
         doc["inputs"].as_object().unwrap().iter().map(|(k, v)| (k.clone(), numbers(v, int))).collect();
+    let seq = inputs["tokens"].len() / ROWS;
+    let kept = seq.min(9);
     let greedy = doc.get("greedy").map(|v| numbers(v, int));
     let output = doc["output"].as_str().unwrap().to_owned();
     let values = numbers(&doc["values"], Value::as_f64);
-    Case { doc, inputs, output, values, greedy }
+    let width = values.len() / (ROWS * kept);
+    Case { doc, seq, inputs, output, values, kept, width, greedy }
 }
 
 /// Element i of tensor t before scaling, in [-1, 1).
@@ -64,6 +69,18 @@ fn hashed(t: usize, i: usize) -> f64 {
 }
 
 impl Case {
+    /// What is kept of values over all positions.
+    pub fn last<T: Copy>(&self, values: &[T]) -> Vec<T> {
+        let rows = values.chunks(self.seq * self.width);
+        rows.flat_map(|row| &row[(self.seq - self.kept) * self.width..]).copied().collect()
+    }
+
+    /// Writes the config as transformers saves it.
+    #[allow(dead_code)]
+    pub fn write_saved_config(&self, folder: &Path) {
+        std::fs::write(folder.join("config.json"), self.doc["saved"].to_string()).unwrap();
+    }
+
     /// Writes config.json and model.safetensors.
     pub fn write(&self, folder: &Path) {
         std::fs::write(folder.join("config.json"), self.doc["config"].to_string()).unwrap();

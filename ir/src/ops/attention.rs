@@ -3,7 +3,7 @@
 
 use super::{Define, Op, need, need_float, operands};
 use crate::Diagnostic;
-use crate::eval::{At, Tensor, rounded};
+use crate::eval::{At, Tensor, round_to, rounded};
 use crate::graph::{Func, ValueId};
 use crate::ops::{BinaryKind, CompareKind, DotGeneral, UnaryKind};
 use crate::rule::{FactorKind, Rule, Split};
@@ -23,9 +23,22 @@ pub struct Attention {
     pub window: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f64>,
+    /// What slopes add is `scale * round(round(slope) * round(k_pos))`, each rounded to bf16: as the published Falcon class has it, whose
+    /// models have learnt with that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bf16_bias: bool,
 }
 
 impl Attention {
+    /// What a key at position `k` adds to the scores of a head with this slope.
+    pub fn bias(&self, slope: f64, k: f64) -> f64 {
+        if !self.bf16_bias {
+            return slope * k;
+        }
+        let round = |x| round_to(DType::BF16, x);
+        self.scale * round(round(slope) * round(k))
+    }
+
     /// Whether a query at position `q` sees a key at position `k`.
     pub fn sees(&self, q: f64, k: f64) -> bool {
         k >= 0.0 && (!self.causal || k <= q) && self.window.is_none_or(|w| k > q - w as f64)
@@ -55,6 +68,8 @@ impl Define for Attention {
             // As precise as a softmax is computed: f32 beside bf16 as well.
             let dtype = if q.dtype == DType::F64 { DType::F64 } else { DType::F32 };
             need("the slopes", slopes, &Type::new(dtype, [g, r]))?;
+        } else if self.bf16_bias {
+            return Err("biases in bf16 need slopes".to_owned());
         }
         let positive = |x: f64| x.is_finite() && x > 0.0;
         if !self.scale.is_finite() || self.window == Some(0) || !self.softcap.is_none_or(positive) {
@@ -134,7 +149,7 @@ impl Define for Attention {
                 let x = self.scale * qs.iter().zip(ks).map(|(a, b)| a * b).sum::<f64>();
                 let x = self.softcap.map_or(x, |cap| cap * (x / cap).tanh());
                 let k_pos = k_pos.data[batch * t + j];
-                *score = if self.sees(at, k_pos) { x + slope * k_pos } else { f64::NEG_INFINITY };
+                *score = if self.sees(at, k_pos) { x + self.bias(slope, k_pos) } else { f64::NEG_INFINITY };
             }
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             if max == f64::NEG_INFINITY && !scores.iter().any(|x| x.is_nan()) {
@@ -177,10 +192,16 @@ impl Attention {
         }
         if let Some(&slopes) = slopes.first() {
             let ty = f.ty(scores).dtype;
-            let (slopes, at) = (f.one(Op::Convert(ty), &[slopes])?, f.one(Op::Convert(ty), &[k_pos])?);
+            let within = if self.bf16_bias { DType::BF16 } else { ty };
+            let (slopes, at) =
+                (f.one(Op::Convert(within), &[slopes])?, f.one(Op::Convert(within), &[k_pos])?);
             let slopes = f.broadcast_like(slopes, &[1, 3], scores)?;
             let at = f.broadcast_like(at, &[0, 4], scores)?;
-            let bias = f.binary(BinaryKind::Mul, slopes, at)?;
+            let mut bias = f.binary(BinaryKind::Mul, slopes, at)?;
+            if self.bf16_bias {
+                bias = f.one(Op::Convert(ty), &[bias])?;
+                bias = f.scaled(bias, self.scale)?;
+            }
             scores = f.binary(BinaryKind::Add, scores, bias)?;
         }
         let mask = self.mask(f, scores, q_pos, k_pos)?;
@@ -241,7 +262,7 @@ mod tests {
     use super::*;
 
     fn with(causal: bool, window: Option<usize>, softcap: Option<f64>) -> Op {
-        Op::Attention(Attention { scale: 0.75, causal, window, softcap })
+        Op::Attention(Attention { scale: 0.75, causal, window, softcap, bf16_bias: false })
     }
 
     /// NumPy, by einsum over repeated kv heads. The last key is hidden by its position.
@@ -365,6 +386,16 @@ mod tests {
         );
     }
 
+    /// PyTorch: `(0.7071).bfloat16() * torch.tensor([257, 259, 300])` is [181, 184, 212], since the slope becomes 0.70703125 and the
+    /// positions 256, 260 and 300.
+    #[test]
+    fn biases_in_bf16_equal_pytorch() {
+        let op = Attention { scale: 0.1, causal: true, window: None, softcap: None, bf16_bias: true };
+        for (k, bias) in [(257.0, 181.0), (259.0, 184.0), (300.0, 212.0)] {
+            assert_eq!(op.bias(0.7071, k), 0.1 * bias, "{k}");
+        }
+    }
+
     #[test]
     fn a_query_that_sees_nothing_gives_zeros() {
         let args = [
@@ -389,5 +420,13 @@ mod tests {
         refused(with(true, None, None), &more(Type::f32([2, 3])), "the slopes must be f32[2,2]");
         refused(with(true, None, None), &args(2)[..4], "takes 5 operands");
         refused(with(true, None, Some(0.0)), &args(2), "out of range");
+        let bf16_bias = Op::Attention(Attention {
+            scale: 1.0,
+            causal: true,
+            window: None,
+            softcap: None,
+            bf16_bias: true,
+        });
+        refused(bf16_bias, &args(2), "need slopes");
     }
 }

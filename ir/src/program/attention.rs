@@ -22,6 +22,9 @@ pub struct AttentionCall {
     pub window: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f64>,
+    /// As [`crate::ops::Attention::bf16_bias`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bf16_bias: bool,
     pub q: Strided,
     pub k: Strided,
     pub v: Strided,

@@ -46,6 +46,7 @@ impl FuncLowering<'_> {
             causal: att.causal,
             window: att.window.map(|w| w as u64),
             softcap: att.softcap,
+            bf16_bias: att.bf16_bias,
             q,
             k,
             v,

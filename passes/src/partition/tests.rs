@@ -241,7 +241,7 @@ fn heads_and_groups_share_an_axis() {
             let kv = [2, 2].map(|d| b.arg(Type::f32([1, 4, heads, d]), split(&[&[], &[], g, &[]])));
             let pos = b.arg(Type::i32([1, 4]), Sharding::replicated(2));
             let w = b.arg(Type::f32([heads, 3, 2, 5]), split(&[g, r, &[], &[]]));
-            let op = Attention { scale: 0.5, causal: true, window: None, softcap: None };
+            let op = Attention { scale: 0.5, causal: true, window: None, softcap: None, bf16_bias: false };
             let y = b.op(Op::Attention(op), &[q, kv[0], kv[1], pos, pos], split(&[&[], &[], g, r, &[]]));
             let y = b.op(dot(&[2, 3, 4], &[0, 1, 2]), &[y, w], summed(&[&[], &[], &[]], &cut));
             vec![b.reshard(y, Sharding::replicated(3))]

@@ -250,7 +250,7 @@ fn llama_layer(z: &Sizes, s: usize, cached: bool) -> Func {
         values = op(&mut f, Op::Update(Update { batch: 1, base: None }), &[vc, v, start], "v_cache");
         k_pos = iota(&mut f, z.seq);
     }
-    let attention = Attention { scale: 0.1, causal: true, window: None, softcap: None };
+    let attention = Attention { scale: 0.1, causal: true, window: None, softcap: None, bf16_bias: false };
     let a = op(&mut f, Op::Attention(attention), &[q, keys, values, q_pos, k_pos], "attention");
     let o = dot(&mut f, a, wo, 3, "o_proj");
     let x = add(&mut f, x, o);
@@ -373,7 +373,7 @@ fn gpt2_layer(z: &Sizes) -> Func {
     let v = bias(&mut f, v, bv);
     let pos = Op::Iota(Iota { ty: Type::i32([z.batch, z.seq]), dim: 1, base: None });
     let pos = op(&mut f, pos, &[], "positions");
-    let attention = Attention { scale: 0.125, causal: true, window: None, softcap: None };
+    let attention = Attention { scale: 0.125, causal: true, window: None, softcap: None, bf16_bias: false };
     let a = op(&mut f, Op::Attention(attention), &[q, k, v, pos, pos], "attention");
     let o = dot(&mut f, a, wo, 3, "o");
     let o = bias(&mut f, o, bo);

@@ -277,7 +277,7 @@ fn llama_layer(mode: Mode, rows: usize, seq: usize) -> Func {
             k_pos = positions(&mut f, rows, seq);
         }
     }
-    let attention = Attention { scale: 0.5, causal: true, window: None, softcap: None };
+    let attention = Attention { scale: 0.5, causal: true, window: None, softcap: None, bf16_bias: false };
     let a = at(&mut f, "attn", Op::Attention(attention), &[q, keys, values, pos, k_pos]);
     let a = ok(f.linear(a, wo, 3));
     let x = at(&mut f, "attn.residual", Op::Binary(BinaryKind::Add), &[x, a]);
@@ -393,7 +393,7 @@ pub fn gpt2(rows: usize, seq: usize) -> Module {
     let q = ok(f.add_bias(q, w[3]));
     let (k, v) = (ok(f.linear(n, w[4], 1)), ok(f.linear(n, w[5], 1)));
     let pos = positions(&mut f, rows, seq);
-    let attention = Attention { scale: 0.5, causal: true, window: None, softcap: None };
+    let attention = Attention { scale: 0.5, causal: true, window: None, softcap: None, bf16_bias: false };
     let a = at(&mut f, "attn", Op::Attention(attention), &[q, k, v, pos, pos]);
     let a = ok(f.linear(a, w[6], 3));
     let a = ok(f.add_bias(a, w[7]));

@@ -288,8 +288,9 @@ fn attention(b: &mut Builder) -> ValueId {
     let (q_pos, k_pos) = (b.integers([batch, s], 0, 5), b.integers([batch, t], -1, 5));
     let window = b.rng.chance(30).then_some(3);
     let softcap = b.rng.chance(30).then_some(2.0);
-    let op = Attention { scale: 0.7, causal: b.rng.chance(60), window, softcap };
     let slopes = b.rng.chance(30).then(|| b.arg(Type::f32([g, r])));
+    let bf16_bias = slopes.is_some() && b.rng.chance(50);
+    let op = Attention { scale: 0.7, causal: b.rng.chance(60), window, softcap, bf16_bias };
     let args: Vec<ValueId> = [q, k, v, q_pos, k_pos].into_iter().chain(slopes).collect();
     let y = b.op(Op::Attention(op), &args);
     if b.rng.chance(50) {

@@ -108,7 +108,7 @@ struct State {
     /// Largest score so far, and sum of weights.
     max: *mut f32,
     sum: *mut f32,
-    /// What scores gain for each position, and from which one on.
+    /// [`Attention::slope`]
     slopes: *mut f32,
     from: *mut f32,
 }
@@ -270,8 +270,7 @@ unsafe fn weigh<V: Simd>(
             }
         }
         if a.slopes.is_some() {
-            let (slope, from) = (*state.slopes.add(row), *state.from.add(row));
-            scores.iter_mut().zip(k_pos).for_each(|(x, &k)| *x += slope * (k as f32 - from));
+            a.add_bias(scores, k_pos, (*state.slopes.add(row), *state.from.add(row)));
         }
         if !seen.all {
             for (x, &k) in scores.iter_mut().zip(k_pos) {

@@ -7,6 +7,7 @@
 //! Keys that no query of a tile sees are found by their positions and never read. Work is cut into *parts* by shape alone, and each
 //! part is computed in one order: results are the same bits whoever computes which part.
 
+mod bias;
 mod few;
 mod lines;
 mod rows;
@@ -268,25 +269,6 @@ impl Attention<'_> {
             None => ((self.call.scale * log2e) as f32, None),
             Some(cap) => (self.call.scale as f32, Some(((1.0 / cap) as f32, (cap * log2e) as f32))),
         }
-    }
-
-    /// What a row's scores gain for each position, in units of log2(e), and from which position on. Weights do not depend on where
-    /// positions are counted from: from the query on, the scores that matter are small and keep their digits.
-    ///
-    /// # Safety
-    /// The operands are valid.
-    unsafe fn slope(&self, head: Head, row: usize) -> (f32, f32) {
-        let (Some(view), Some(operand)) = (&self.call.slopes, &self.slopes) else { return (0.0, 0.0) };
-        let slopes = Rows::of(view, operand, &[head.head, 0], 1, 1);
-        // SAFETY: the caller's promise.
-        let slope = unsafe { slopes.load(0, row % self.dims.r) * std::f32::consts::LOG2_E };
-        let from = self.q_positions(head.batch).map_or(0, |p| {
-            // SAFETY: the caller's promise.
-            unsafe { p.load_i32(0, row / self.dims.r) }
-        });
-        // Differences of larger ones are not exact in f32.
-        let exact = (-(1 << 23)..1 << 23).contains(&from);
-        (slope, if exact { from as f32 } else { 0.0 })
     }
 
     fn q_positions(&self, batch: usize) -> Option<Rows> {

@@ -23,7 +23,7 @@ impl Case {
     /// `[b, s, t, g, r, d, e]`, causal, with positions counted from 0.
     fn new(dims: [usize; 7]) -> Self {
         let [b, s, t, ..] = dims;
-        let op = ops::Attention { scale: 0.3, causal: true, window: None, softcap: None };
+        let op = ops::Attention { scale: 0.3, causal: true, window: None, softcap: None, bf16_bias: false };
         let count = |n: usize| (0..b).flat_map(|_| 0..n as i32).collect::<Vec<_>>();
         Self { dims, op, types: [DType::F32; 4], q_pos: count(s), k_pos: count(t), slopes: false, gap: 1 }
     }
@@ -94,7 +94,7 @@ fn tensors(c: &Case) -> [Tensor; 3] {
     ]
 }
 
-/// The evaluator's answer. Slopes are one more element of each head, times the position of the key.
+/// The evaluator's answer in f64. Slopes are one more element of each head, times the position of the key, unless they are rounded.
 fn expected(c: &Case, [q, k, v]: &[Tensor; 3], slopes: &Tensor) -> Tensor {
     let [b, s, t, g, r, d, e] = c.dims;
     let wide = |x: &Tensor, extra: &dyn Fn(usize) -> f64| {
@@ -102,6 +102,13 @@ fn expected(c: &Case, [q, k, v]: &[Tensor; 3], slopes: &Tensor) -> Tensor {
         rows.flat_map(|(i, row)| row.iter().copied().chain([extra(i)])).collect::<Vec<f64>>()
     };
     let f64s = |shape: Vec<usize>, data: Vec<f64>| Tensor { ty: Type::new(DType::F64, shape), data };
+    if c.op.bf16_bias {
+        let (q_pos, k_pos) = (ints(&c.q_pos, [b, s]), ints(&c.k_pos, [b, t]));
+        let [q, k, v, slopes] = [q, k, v, slopes].map(|x| f64s(x.ty.shape.clone(), x.data.clone()));
+        let out = Type::new(DType::F64, [b, s, g, r, e]);
+        let op = Op::Attention(c.op.clone());
+        return op.eval(&[&q, &k, &v, &q_pos, &k_pos, &slopes], &[&out], At::default()).unwrap().remove(0);
+    }
     let slope = |i: usize| if c.slopes { slopes.data[i % (g * r)] / c.op.scale } else { 0.0 };
     let position = |i: usize| if c.slopes { f64::from(c.k_pos[i / g]) } else { 0.0 };
     let args = [
@@ -141,6 +148,7 @@ fn run(c: &Case, args: &[Tensor; 3], slopes: &Tensor, path: Path, backwards: boo
         causal: c.op.causal,
         window: c.op.window.map(|w| w as u64),
         softcap: c.op.softcap,
+        bf16_bias: c.op.bf16_bias,
         q: q.0,
         k: k.0,
         v: v.0,
@@ -183,7 +191,9 @@ fn paths() -> Vec<Path> {
 
 fn slopes(c: &Case) -> Tensor {
     let [.., g, r, _, _] = c.dims;
-    Tensor::from_fn(Type::f32([g, r]), |i| 0.5f64.powi(i as i32 + 1))
+    // Those that are rounded: of no power of two.
+    let base: f64 = if c.op.bf16_bias { 0.7 } else { 0.5 };
+    Tensor::from_fn(Type::f32([g, r]), |i| base.powi(i as i32 + 1))
 }
 
 fn check(c: &Case) {
@@ -245,6 +255,11 @@ fn variants(dims: [usize; 7]) -> Vec<Case> {
     (c.op.softcap, c.slopes) = (None, true);
     all.push(c.clone());
     c.op.causal = true;
+    all.push(c.clone());
+    // Positions that bf16 rounds.
+    c.op.bf16_bias = true;
+    c.q_pos.iter_mut().for_each(|p| *p += 300);
+    c.k_pos.iter_mut().for_each(|p| *p += 300);
     all.push(c);
     all
 }

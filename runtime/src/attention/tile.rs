@@ -77,7 +77,7 @@ struct Tile {
     sum: *mut f32,
     /// What the last tile of keys made of earlier weights.
     shrink: *mut f32,
-    /// What scores gain for each position, and from which one on.
+    /// [`Attention::slope`]
     slopes: *mut f32,
     from: *mut f32,
     /// Keys and values of a tile where they have to be copied, or rows of q and out.
@@ -284,10 +284,7 @@ unsafe fn finish_scores<V: Simd, W: Word<V>, const C: usize>(
                 }
             }
             if a.slopes.is_some() {
-                let (slope, from) = (V::load(tile.slopes.add(lane)), V::load(tile.from.add(lane)));
-                for (j, &k) in k_pos.iter().enumerate() {
-                    slope.fma(V::splat(k as f32).sub(from), V::load(score(j))).store(score(j));
-                }
+                a.add_biases::<V>(score, k_pos, (tile.slopes.add(lane), tile.from.add(lane)));
             }
             if let Some((low, high)) = sight {
                 for (j, &k) in k_pos.iter().enumerate() {

@@ -151,6 +151,7 @@ fn attention(s: u64, t: u64, step: i64) -> InstrKind {
         causal: true,
         window: Some(2),
         softcap: Some(3.0),
+        bf16_bias: true,
         q: of(slot(2), DType::F32, &[0, 4, 0, 0, 1]),
         k: of(frame(0), DType::F32, &[0, step, 0, 1]),
         v: of(frame(16), DType::F32, &[0, step, 0, 1]),

@@ -22,6 +22,9 @@ pub(super) fn check(func: &FuncProgram, call: &AttentionCall) -> Result<(), Stri
     if !call.scale.is_finite() || call.window == Some(0) || !call.softcap.is_none_or(positive) {
         return Err("scale, window or softcap is out of range".to_owned());
     }
+    if call.bf16_bias && call.slopes.is_none() {
+        return Err("biases in bf16 need slopes".to_owned());
+    }
     if (call.causal || call.window.is_some()) != call.q_pos.is_some() {
         return Err("positions of queries are given where none are needed, or are missing".to_owned());
     }

@@ -173,13 +173,15 @@ fn composites() -> Vec<Case> {
     for (causal, window, softcap) in
         [(false, None, None), (true, None, None), (true, Some(2), None), (true, Some(3), Some(1.5))]
     {
-        let op = Op::Attention(Attention { scale: 0.6, causal, window, softcap });
+        let op = Attention { scale: 0.6, causal, window, softcap, bf16_bias: false };
         let (q, k, v) = (f32(&[2, 3, 3, 2, 4]), f32(&[2, 5, 3, 4]), f32(&[2, 5, 3, 3]));
         // Random positions are -3..=4: some keys are hidden, some queries see none.
         let positions = [Type::i32([2, 3]), Type::i32([2, 5])];
         let args = [&[q, k, v], &positions[..]].concat();
-        all.push(case(op.clone(), &args));
-        all.push(case(op, &[&args[..], &[f32(&[3, 2])]].concat()));
+        all.push(case(Op::Attention(op.clone()), &args));
+        let args = [&args[..], &[f32(&[3, 2])]].concat();
+        all.push(case(Op::Attention(op.clone()), &args));
+        all.push(case(Op::Attention(Attention { bf16_bias: true, ..op }), &args));
     }
     all
 }

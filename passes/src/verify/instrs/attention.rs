@@ -86,10 +86,12 @@ fn whole(extents: &[&Extent]) -> Vec<u64> {
 
 fn same_attention(call: &AttentionCall, wanted: &Attends<'_>, out: &Type) -> Result<(), String> {
     let op = wanted.op;
-    let attributes = (call.scale, call.causal, call.window, call.softcap);
-    let expected = (op.scale, op.causal, op.window.map(|w| w as u64), op.softcap);
+    let attributes = (call.scale, call.causal, call.window, call.softcap, call.bf16_bias);
+    let expected = (op.scale, op.causal, op.window.map(|w| w as u64), op.softcap, op.bf16_bias);
     if attributes != expected {
-        return Err(format!("scale, causal, window and softcap are {attributes:?} instead of {expected:?}"));
+        return Err(format!(
+            "scale, causal, window, softcap and bf16_bias are {attributes:?} instead of {expected:?}"
+        ));
     }
     if call.q_pos.is_some() != wanted.looks || call.slopes.is_some() != (wanted.operands.len() > 5) {
         return Err("it has an operand too many or too few".to_owned());
