@@ -231,6 +231,7 @@ fn layer(p: &mut Program, clips: &Clips, tp: &[AxisRef]) -> Vec<InstrKind> {
         causal: true,
         window: None,
         softcap: None,
+        bf16_bias: false,
         q: of(product, DType::F32, &[s * q, q, 0, 0, 1]),
         k: keys(),
         v: keys(),

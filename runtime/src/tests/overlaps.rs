@@ -136,6 +136,7 @@ fn attention_writes_each_element_once() {
             causal: false,
             window: None,
             softcap: None,
+            bf16_bias: false,
             q: of(slot(0), &[0, 8, 0, 4, 1]),
             k: of(slot(0), &[0, 4, 0, 1]),
             v: of(slot(0), &[0, 4, 0, 1]),

@@ -115,6 +115,7 @@ fn attention_reads_keys_and_values_once() {
         causal: true,
         window: None,
         softcap: None,
+        bf16_bias: false,
         q: view(DType::F32, 5),
         k: view(DType::BF16, 4),
         v: view(DType::BF16, 4),
