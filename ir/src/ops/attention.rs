@@ -386,13 +386,13 @@ mod tests {
         );
     }
 
-    /// PyTorch: `(0.7071).bfloat16() * torch.tensor([257, 259, 300])` is [181, 184, 212], since the slope becomes 0.70703125 and the
+    /// PyTorch: `(0.707).bfloat16() * torch.tensor([257, 259, 300])` is [181, 184, 212], since the slope becomes 0.70703125 and the
     /// positions 256, 260 and 300.
     #[test]
     fn biases_in_bf16_equal_pytorch() {
         let op = Attention { scale: 0.1, causal: true, window: None, softcap: None, bf16_bias: true };
         for (k, bias) in [(257.0, 181.0), (259.0, 184.0), (300.0, 212.0)] {
-            assert_eq!(op.bias(0.7071, k), 0.1 * bias, "{k}");
+            assert_eq!(op.bias(0.707, k), 0.1 * bias, "{k}");
         }
     }
 
