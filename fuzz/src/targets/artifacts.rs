@@ -27,10 +27,14 @@ pub fn artifact(data: &[u8]) {
             target.insert("object_digest".into(), digest(kernels).into());
         }
     }
-    if let Some(kernels) = given["program"]["kernels"]["elems"].as_array_mut() {
+    if let Some(kernels) = given.pointer_mut("/program/kernels/elems").and_then(Value::as_array_mut) {
         for kernel in kernels {
             if let Ok(known) = serde_json::from_value::<Kernel>(kernel.clone()) {
-                kernel["name"] = known.symbol().into();
+                // A list is a kernel too, for serde.
+                let symbol = known.symbol().into();
+                if let Some(name) = kernel.get_mut("name") {
+                    *name = symbol;
+                }
             }
         }
     }

@@ -192,14 +192,17 @@ impl Attention {
         }
         if let Some(&slopes) = slopes.first() {
             let ty = f.ty(scores).dtype;
-            let within = if self.bf16_bias { DType::BF16 } else { ty };
-            let (slopes, at) =
-                (f.one(Op::Convert(within), &[slopes])?, f.one(Op::Convert(within), &[k_pos])?);
+            // Only conversions round in every evaluator.
+            let rounded = |f: &mut Func, v: ValueId| {
+                let v = if self.bf16_bias { f.one(Op::Convert(DType::BF16), &[v])? } else { v };
+                f.one(Op::Convert(ty), &[v])
+            };
+            let (slopes, at) = (rounded(f, slopes)?, rounded(f, k_pos)?);
             let slopes = f.broadcast_like(slopes, &[1, 3], scores)?;
             let at = f.broadcast_like(at, &[0, 4], scores)?;
             let mut bias = f.binary(BinaryKind::Mul, slopes, at)?;
             if self.bf16_bias {
-                bias = f.one(Op::Convert(ty), &[bias])?;
+                bias = rounded(f, bias)?;
                 bias = f.scaled(bias, self.scale)?;
             }
             scores = f.binary(BinaryKind::Add, scores, bias)?;

@@ -85,11 +85,12 @@ impl FuncClips {
         self.dim(v, d).and_then(|x| x.at(need))
     }
 
-    /// The part of the keys that an attention looks at.
+    /// The part of the keys that an attention looks at. Rows of a batch that are not there hide nothing.
     pub fn keys(&self, inst: &Inst) -> Option<Clip> {
         let clips = [1, 2, 4].map(|i: usize| self.at(inst.args[i], 1, Need::There));
         let [k, v, pos] = clips;
-        k.filter(|k| self.masked && v.as_ref() == Some(k) && pos.as_ref() == Some(k))
+        let alike = |k: &Clip| v.as_ref() == Some(k) && pos.as_ref() == Some(k);
+        k.filter(|k| self.masked && k.part == Part::Seq && alike(k))
     }
 
     /// The part of a gathered table that a run has: an index beyond it finds zeros.
