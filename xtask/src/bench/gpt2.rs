@@ -43,8 +43,8 @@ pub(super) fn run(bench: &Bench<'_>, table: &mut Table) -> Result<()> {
     let torch = bench.peers.as_ref().and_then(|p| p.torch.as_deref());
     let jax = bench.peers.as_ref().and_then(|p| p.jax.as_deref());
     let mut limits = limits::measure(bench)?;
-    limits.raise(bench, &tp1, "forward", &prompt)?;
-    limits.raise(bench, &tp1, "decode", &token)?;
+    limits.raise(bench, &tp1, ("forward", &prompt, STEPS))?;
+    limits.raise(bench, &tp1, ("decode", &token, 20 * STEPS))?;
     let steps = STEPS.to_string();
     let peer = |python: Option<&Path>, script: &str, flags: &[&str]| -> Result<f64> {
         let Some(python) = python else { return Ok(f64::INFINITY) };

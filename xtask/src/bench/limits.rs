@@ -33,11 +33,16 @@ impl Limits {
         &mut self,
         bench: &Bench<'_>,
         artifact: &Path,
-        entry: &str,
-        input: &Path,
+        (entry, input, steps): (&str, &Path, u32),
     ) -> Result<()> {
         let trace = bench.folder.join("limits-trace.json");
-        let run = bench.pcc("run").args([artifact]).args(["--json", "--steps", "5", "--entry", entry]);
+        let run = bench.pcc("run").args([artifact]).args([
+            "--json",
+            "--steps",
+            &steps.to_string(),
+            "--entry",
+            entry,
+        ]);
         let outcome = super::json(run.args(["--input"]).args([input]).args(["--trace"]).args([&trace]))?;
         let ops = outcome["profile"]["by_op"].as_array().context("the run gave no profile")?;
         for op in ops.iter().filter(|op| op["kind"] == "product") {
