@@ -400,7 +400,9 @@ impl Clips {
             inst.args.iter().zip(&rule.operands).enumerate().filter(|(i, _)| inst.op.reads(*i))
         {
             for (d, fs) in dims.iter().enumerate() {
-                if is_special(&inst.op, i, d, self.funcs.get(&id).is_some_and(|f| f.masked)) {
+                let is_seq =
+                    |f: &FuncClips| f.masked && f.dim(v, d).is_some_and(|x| x.part == Some(Part::Seq));
+                if is_special(&inst.op, i, d, self.funcs.get(&id).is_some_and(is_seq)) {
                     continue;
                 }
                 let to = rule.results[0].iter().position(|r| fs.len() == 1 && r == fs);
