@@ -1,6 +1,7 @@
 //! `pcc generate ARTIFACT --prompt TEXT`.
 
 use super::{print_json, print_text};
+use crate::diagnose::notice;
 use crate::{open, trace};
 use pcc_frontend::tokenizer::Tokenizer;
 use pcc_ir::Diagnostic;
@@ -50,6 +51,20 @@ struct Row {
     prompt_tokens: Vec<u32>,
     tokens: Vec<u32>,
     text: String,
+    ended: Ended,
+}
+
+/// Why a row has no more tokens.
+#[derive(Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Ended {
+    /// It holds a text of --stop.
+    StopText,
+    /// The model ended it.
+    StopToken,
+    MaxTokens,
+    /// The program was compiled for no more positions.
+    Capacity,
 }
 
 #[derive(Serialize)]
@@ -85,7 +100,14 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
         pcc_runtime::generate(&mut opened.session, &generation, &mut |row, token| rows.push(row, token))?;
     let profile = opened.finish_trace()?;
     let seconds = Seconds { prefill: timing.prefill, decode: timing.decode };
-    rows.finish(&prompts, seconds, profile)
+    let ended: Vec<Ended> = (0..prompts.len()).map(|row| rows.ended(row, &eos)).collect();
+    if ended.contains(&Ended::Capacity) {
+        let seq = model.seq;
+        notice(&format!(
+            "the text ends where the {seq} positions do that the model was compiled for: compile with a larger --seq"
+        ));
+    }
+    rows.finish(&prompts, &ended, seconds, profile)
 }
 
 fn check(args: &Args) -> Result<(), Diagnostic> {
@@ -171,9 +193,21 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// Why a row has no more tokens.
+    fn ended(&self, row: usize, stop_tokens: &[u32]) -> Ended {
+        let tokens = &self.tokens[row];
+        match tokens.last() {
+            _ if self.stopped[row] => Ended::StopText,
+            Some(last) if stop_tokens.contains(last) => Ended::StopToken,
+            _ if tokens.len() >= self.args.max_tokens => Ended::MaxTokens,
+            _ => Ended::Capacity,
+        }
+    }
+
     fn finish(
         mut self,
         prompts: &[Vec<u32>],
+        ended: &[Ended],
         seconds: Seconds,
         profile: Option<Summary>,
     ) -> Result<(), Diagnostic> {
@@ -190,8 +224,9 @@ impl<'a> Rows<'a> {
             return Ok(());
         }
         let mut rows: Vec<Row> = Vec::new();
-        for ((prompt, tokens), text) in prompts.iter().zip(&self.tokens).zip(&self.texts) {
-            rows.push(Row { prompt_tokens: prompt.clone(), tokens: tokens.clone(), text: text.clone() });
+        for (row, (prompt, &ended)) in prompts.iter().zip(ended).enumerate() {
+            let (tokens, text) = (self.tokens[row].clone(), self.texts[row].clone());
+            rows.push(Row { prompt_tokens: prompt.clone(), tokens, text, ended });
         }
         if !self.args.json {
             let shown = rows.iter().zip(&self.args.prompt);
@@ -201,7 +236,8 @@ impl<'a> Rows<'a> {
         }
         let mut object = match rows.as_slice() {
             [one] => serde_json::json!({
-                "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "text": one.text, "seconds": seconds,
+                "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "text": one.text, "ended": one.ended,
+                "seconds": seconds,
             }),
             _ => serde_json::json!({ "rows": rows, "seconds": seconds }),
         };

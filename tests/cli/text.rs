@@ -27,12 +27,34 @@ fn a_batch_equals_its_rows_alone() {
         let one = json(place.path(), &[&common[..], &["--prompt", prompt]].concat());
         assert_eq!(one["prompt_tokens"].as_array().unwrap().len(), prompt.split(' ').count());
         assert_eq!(tokens(row), tokens(&one), "{prompt}");
-        assert_eq!(tokens(&one).len(), 12);
+        assert_eq!((tokens(&one).len(), &one["ended"]), (12, &"max_tokens".into()));
         assert!(one["seconds"]["prefill"].as_f64().unwrap() > 0.0 && one["seconds"]["decode"].is_number());
         // Streamed text is the text of the object.
         let streamed = succeeds(place.path(), &[&common[..6], &["--prompt", prompt]].concat());
         assert_eq!(streamed.trim(), one["text"].as_str().unwrap().trim());
     }
+}
+
+/// A prompt of two tokens leaves room for six of eight positions: with the one after the last, seven are made.
+#[test]
+fn what_ended_a_text_is_said() {
+    let place = folder();
+    let tokenizer = models::tokenizer(place.path());
+    let artifact = models::artifact("llama", &["--seq", "8", "--batch", "1"]);
+    let common =
+        ["generate", artifact.to_str().unwrap(), "--tokenizer", &tokenizer, "--prompt", "w1 w2", "--json"];
+    let ended = |more: &[&str]| {
+        let made = json(place.path(), &[&common[..], more].concat());
+        (tokens(&made), made["ended"].as_str().unwrap().to_owned())
+    };
+    let (all, why) = ended(&["--max-tokens", "100"]);
+    assert_eq!((all.len(), why.as_str()), (7, "capacity"));
+    assert_eq!(ended(&["--max-tokens", "7"]), (all.clone(), "max_tokens".to_owned()));
+    // A text that the third token begins.
+    let text = json(place.path(), &[&common[..], &["--max-tokens", "3"]].concat());
+    let stop = text["text"].as_str().unwrap().trim().split(' ').nth(2).unwrap().to_owned();
+    let (few, why) = ended(&["--stop", &stop]);
+    assert!(few.len() <= 3 && why == "stop_text", "{few:?} {why}");
 }
 
 /// Greedy text is the arg-max of `forward`, token by token, and the same on every mesh: cache, prefill and decode agree with it.

@@ -1,6 +1,8 @@
 //! `tokenizer.json` of a Hugging Face folder, with the special tokens its other files name.
 
 use super::Tokenizer;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use pcc_ir::Diagnostic;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -8,6 +10,7 @@ use serde_json::Value;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use tokenizers::DecoderWrapper;
 
 /// The largest known vocabularies take 35 MB.
 const MAX_FILE: u64 = 256 << 20;
@@ -27,6 +30,9 @@ pub(super) fn from_folder(folder: &Path) -> Result<Tokenizer, Diagnostic> {
         let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)?;
         // A prompt that is too long is an error elsewhere, and rows are padded elsewhere.
         inner.with_truncation(None)?.with_padding(None);
+        if inner.get_decoder().is_some_and(strips_ends) {
+            return Err("a decoder Strip that cuts at the end of tokens is not supported".into());
+        }
         inner.encode_fast("a", true)?;
         Ok::<_, tokenizers::Error>(inner)
     }));
@@ -37,6 +43,28 @@ pub(super) fn from_folder(folder: &Path) -> Result<Tokenizer, Diagnostic> {
     };
     let (bos, eos) = special_tokens(folder, &inner)?;
     Ok(Tokenizer { inner, bos, eos, before: None, after: None })
+}
+
+/// Whether a decoder cuts characters off the ends of tokens: the crate's does not look how many a token has.
+fn strips_ends(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::Strip(strip) => strip.stop > 0,
+        DecoderWrapper::Sequence(all) => all.get_decoders().iter().any(strips_ends),
+        _ => false,
+    }
+}
+
+/// Refuses a map of characters that is shorter than it says: the crate takes memory for what it says.
+fn check_normalizer(normalizer: &Value) -> Result<(), String> {
+    if let Some(map) = normalizer.get("precompiled_charsmap").and_then(Value::as_str) {
+        let map = STANDARD.decode(map).map_err(|e| format!("its map of characters: {e}"))?;
+        let size = map.first_chunk().map(|size| u32::from_le_bytes(*size) as usize);
+        if size.is_none_or(|size| size > map.len() - 4) {
+            return Err("its map of characters is cut off".to_owned());
+        }
+    }
+    let nested = normalizer.get("normalizers").and_then(Value::as_array);
+    nested.into_iter().flatten().try_for_each(check_normalizer)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
@@ -55,6 +83,8 @@ fn check_document(bytes: &[u8]) -> Result<(), String> {
         added_tokens: Vec<Added>,
         #[serde(default)]
         post_processor: Value,
+        #[serde(default)]
+        normalizer: Value,
         model: Model,
     }
     #[derive(Deserialize)]
@@ -70,6 +100,7 @@ fn check_document(bytes: &[u8]) -> Result<(), String> {
     if let Some(token) = document.added_tokens.iter().find(|t| t.id > MAX_ID) {
         return Err(format!("an added token has the id {}", token.id));
     }
+    check_normalizer(&document.normalizer)?;
     let prefix = document.model.continuing_subword_prefix.unwrap_or_default();
     if document.model.merges.is_some() && !prefix.is_empty() {
         return Err(format!("BPE whose continuing pieces begin with `{prefix}` is not supported"));

@@ -223,7 +223,16 @@ fn malformed_json_is_an_error() {
     let template = JSON.replace("\"post_processor\":null", &format!("\"post_processor\":{template}"));
     let prefix =
         r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[["a","a"]],"continuing_subword_prefix":"__"}}"#;
-    for text in [prefix, "", "{", "[]", "{}", "\u{1}", &JSON[..200], &id, &template, &"[".repeat(100_000)] {
+    // What it says of 4 GiB follows; and a decoder that the crate panics in, on tokens shorter than what it cuts.
+    let cut_off = r#""normalizer":{"type":"Sequence","normalizers":[{"type":"Precompiled","precompiled_charsmap":"/////wAAAAA="}]}"#;
+    let cut_off = JSON.replace("\"normalizer\":null", cut_off);
+    let strip =
+        r#""decoder":{"type":"Sequence","decoders":[{"type":"Strip","content":"a","start":0,"stop":1}]}"#;
+    let strip = JSON.replace("\"decoder\":null", strip);
+    assert!(cut_off != JSON && strip != JSON);
+    let deep = "[".repeat(100_000);
+    let others = [&id, &template, &cut_off, &strip, &deep].map(String::as_str);
+    for text in [prefix, "", "{", "[]", "{}", "\u{1}", &JSON[..200]].into_iter().chain(others) {
         let (_folder, path) = written("tokenizer.json", text.as_bytes());
         let refused = Tokenizer::open(&path).unwrap_err();
         assert!(refused.place.is_some(), "{refused}");

@@ -16,6 +16,9 @@ use sha2::{Digest, Sha256};
 /// `{"program": .., "levels": .., "report": .., "plan": ..}`.
 pub fn artifact(data: &[u8]) {
     let Ok(mut given) = serde_json::from_slice::<Value>(data) else { return };
+    if !given.is_object() {
+        return;
+    }
     let file = |name: &str, bytes: &[u8]| scratch::file(&format!("artifact/a.pcc/{name}"), bytes);
     let kernels = b"no kernels";
     file("kernels.x86.so", kernels);
