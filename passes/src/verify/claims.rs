@@ -184,6 +184,12 @@ impl<'a> FuncCheck<'a> {
             let why = format!("its op may leave anything in the padding of dim {d}");
             return Err(fault::of_value(self.func, v, "claims zero padding that nothing puts there").why(why));
         }
+        // Who writes the value goes by its claim: what that leaves open, nobody after it may rely on.
+        for (d, fill) in fills.iter_mut().enumerate() {
+            if *fill == Fill::Zero && claim.pad[d] != Pad::Zero && claim.sharding.pads(d, global.shape[d]) {
+                *fill = Fill::Any;
+            }
+        }
         let canonical = canonical(&global.shape, &claim.sharding);
         self.facts[v.as_u32() as usize] =
             Some(Fact { form, global, sharding: &claim.sharding, canonical, fills });
