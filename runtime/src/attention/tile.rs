@@ -10,6 +10,10 @@ use super::words::{Pair, Single, Word, Words};
 use super::{Attention, Head, KEYS, Path, Seen, read_positions};
 use std::ops::Range;
 
+/// Keys from which on weights are rounded to bf16 beside values of that type, which doubles the speed: the errors of many average out.
+/// Those of a few would show, and cost little to avoid.
+const PAIRED_KEYS: usize = 64;
+
 /// Computes the `index`th tile of rows of a head.
 pub(super) fn run(a: &Attention<'_>, head: Head, index: usize) {
     let first = index * a.path.tile();
@@ -19,15 +23,16 @@ pub(super) fn run(a: &Attention<'_>, head: Head, index: usize) {
     let (w, d, e) = (a.path.tile(), a.dims.d.next_multiple_of(16), a.dims.e.next_multiple_of(16));
     let arrays = rounded(w * d) + rounded(w * e) + rounded(w * KEYS) + 7 * rounded(w);
     let floats = arrays + KEYS.max(w) * d.max(e) + 64;
+    let halves = a.halves() && a.dims.t >= PAIRED_KEYS;
     // Not the other way round: a closure would be compiled for the least of machines.
     with_scratch(floats, |s| {
         // SAFETY: validation checked that every element the strides reach lies in the operands' buffers, aligned; the executor lets
         // no one else at the rows of out; a path is only chosen where its instructions are.
         unsafe {
             match (a.path, count.div_ceil(16)) {
-                (Path::Avx512Bf16, 1) if a.halves() => pairs::<1>(a, head, rows, s),
-                (Path::Avx512Bf16, 2) if a.halves() => pairs::<2>(a, head, rows, s),
-                (Path::Avx512Bf16, _) if a.halves() => pairs::<3>(a, head, rows, s),
+                (Path::Avx512Bf16, 1) if halves => pairs::<1>(a, head, rows, s),
+                (Path::Avx512Bf16, 2) if halves => pairs::<2>(a, head, rows, s),
+                (Path::Avx512Bf16, _) if halves => pairs::<3>(a, head, rows, s),
                 (Path::Avx512Bf16 | Path::Avx512, 1) => avx512::<1>(a, head, rows, s),
                 (Path::Avx512Bf16 | Path::Avx512, 2) => avx512::<2>(a, head, rows, s),
                 (Path::Avx512Bf16 | Path::Avx512, _) => avx512::<3>(a, head, rows, s),
