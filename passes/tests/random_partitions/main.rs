@@ -50,13 +50,11 @@ fn random_partitions_equal_the_reference() {
     }
 }
 
-/// Seeds beyond the ones above that the checker was once wrong about.
+/// A seed beyond the ones above that the checker was once wrong about.
 #[test]
-fn seeds_that_once_failed() {
+fn a_seed_that_once_failed() {
     // Zeros in padding that a claim leaves open were relied on.
-    for seed in [19235] {
-        assert_eq!(layered(seed, &mut Counts::new()), Ok(()), "seed {seed}");
-    }
+    assert_eq!(layered(19235, &mut Counts::new()), Ok(()));
 }
 
 /// One function, all results of its last ops.
