@@ -40,10 +40,11 @@ pub fn pcir(data: &[u8]) {
         .any(|v| v.sharding.is_some() || v.claim.is_some());
     if !sharded {
         let rows = rows_of(&module).unwrap_or(1);
-        let dp = module.mesh.dp as usize;
-        let batch = BatchPlan { batch: rows, replicas: dp, micro_batches: 1 };
+        // Experts' devices hold rows of their own.
+        let replicas = module.mesh.dp as usize * module.mesh.ep as usize;
+        let batch = BatchPlan { batch: rows, replicas, micro_batches: 1 };
         let options = options(module.mesh, false, batch, ModelInfo::default());
-        if batch.rows() * dp == rows {
+        if batch.rows() * replicas == rows {
             compile(module, &options);
         }
     }
