@@ -188,6 +188,11 @@ pub fn run_passes(
             return Err(Diagnostic::usage(format!("`{}` cannot run on a local module", pass.name()))
                 .help("cast_dtype,outline,assign_shardings,partition run on a graph, in this order"));
         }
+        let is_sharded = || module.funcs.values().any(|f| f.values.values().any(|v| v.sharding.is_some()));
+        if pass == Pass::Outline && is_sharded() {
+            return Err(Diagnostic::usage("`outline` cannot run on a module whose values have shardings")
+                .help("cast_dtype,outline,assign_shardings,partition run on a graph, in this order"));
+        }
         module = match pass {
             Pass::CastDtype => cast_dtype::cast_dtype(&module, DType::BF16)?,
             Pass::Outline => outline::outline(&module, module.mesh.pp as usize)?,

@@ -163,6 +163,9 @@ fn levels_are_printed_and_read_back() {
     let passes = "outline,assign_shardings,partition,rewrite_collectives";
     let local = succeeds(place.path(), &["opt", "graph.pcir", "--pass", passes]);
     assert!(local == emit("local"), "opt and compile differ");
+    // Passes in no order that makes sense.
+    fails(place.path(), &["opt", "sharded.pcir", "--pass", "outline"], 2, &["`outline`", "have shardings"]);
+    fails(place.path(), &["opt", "local.pcir", "--pass", "partition"], 2, &["`partition`", "local module"]);
     // From standard input.
     let mut opt = super::command(place.path(), &["opt", "-"]);
     let stdin = std::fs::File::open(place.path().join("local.pcir")).unwrap();
