@@ -92,6 +92,7 @@ impl CodegenClient {
         let request = Request {
             kernels: kernels.to_vec(),
             cpu: Cpu::Native,
+            gpu: None,
             out: path(out).ok_or_else(|| {
                 Diagnostic::input("the output path is not UTF-8").at(out.display().to_string())
             })?,

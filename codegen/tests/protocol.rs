@@ -24,8 +24,13 @@ fn kernel(name: &str, kind: UnaryKind) -> Kernel {
 
 fn request(kernels: &[Kernel], out: &Path, cache: Option<&Path>) -> String {
     let path = |p: &Path| p.to_str().unwrap().to_owned();
-    let request =
-        Request { kernels: kernels.to_vec(), cpu: Cpu::Native, out: path(out), cache: cache.map(path) };
+    let request = Request {
+        kernels: kernels.to_vec(),
+        cpu: Cpu::Native,
+        gpu: None,
+        out: path(out),
+        cache: cache.map(path),
+    };
     serde_json::to_string(&request).unwrap()
 }
 

@@ -2,22 +2,35 @@
 //! [`Reply`] out, any number of times, until standard input ends.
 
 use crate::diagnostic::Diagnostic;
+use crate::gpu::{Arch, LibraryKernel};
 use crate::kernel::Kernel;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Kernels to generate and where to put the shared object.
+/// Kernels to generate and where to put the shared object, or the PTX.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
     pub kernels: Vec<Kernel>,
     #[serde(default)]
     pub cpu: Cpu,
-    /// The shared object; written aside and renamed.
+    /// PTX for a GPU instead of an object for a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
+    /// The shared object, or the PTX of all kernels; written aside and renamed.
     pub out: String,
     /// Folder of generated objects by content, made when it is not there. None: nothing is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
+}
+
+/// Which GPU to generate for, and what besides the fused kernels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    pub arch: Arch,
+    /// Distinct.
+    pub library: Vec<LibraryKernel>,
 }
 
 /// Which CPU to generate for.

@@ -10,6 +10,7 @@ pub mod codegen_protocol;
 pub mod diagnostic;
 pub mod eval;
 pub mod extent;
+pub mod gpu;
 pub mod graph;
 pub mod kernel;
 pub mod kernel_check;

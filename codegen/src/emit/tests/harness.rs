@@ -23,7 +23,8 @@ pub(super) fn cpus() -> [Cpu; 2] {
 pub(super) fn compile(kernels: &[Kernel], cpu: Cpu) -> Code {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("kernels.so");
-    let request = Request { kernels: kernels.to_vec(), cpu, out: out.to_str().unwrap().into(), cache: None };
+    let request =
+        Request { kernels: kernels.to_vec(), cpu, gpu: None, out: out.to_str().unwrap().into(), cache: None };
     let built = build(&request).unwrap();
     // SAFETY: the object has no initialisers, and the functions have the type of the calling convention.
     unsafe {

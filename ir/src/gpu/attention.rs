@@ -1,0 +1,87 @@
+//! Attention of the library.
+
+use super::Shape;
+use crate::program::{AttentionCall, Strided};
+use crate::types::DType;
+use serde::{Deserialize, Serialize};
+
+/// [`AttentionCall`] with online softmax, no score in memory. What is decided when the code is made:
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct AttentionKernel {
+    pub path: AttentionPath,
+    /// Of q, k, v and out.
+    pub dtype: DType,
+    pub d: u32,
+    pub e: u32,
+    pub causal: bool,
+    pub window: bool,
+    pub softcap: bool,
+    pub slopes: bool,
+    pub bf16_bias: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionPath {
+    /// Any float type, any d and e, any strides: one warp a query.
+    Simt,
+    /// Tensor cores: bf16 or f16; d and e are multiples of 16, at most 256; the last stride of q, k, v and out is 1, their other strides and
+    /// offsets multiples of 16 bytes. The queries of one kv head, `s * r` of them (position major: row = position * r + head of the
+    /// group), are the rows of one problem.
+    Mma,
+}
+
+/// Rows of a block of [`AttentionPath::Mma`]: 16 a warp.
+pub const MMA_ROWS: u32 = 64;
+/// Queries of a block of [`AttentionPath::Simt`]: one a warp.
+pub const SIMT_ROWS: u32 = 4;
+
+impl AttentionKernel {
+    /// The kernel for a call: depends on the program alone, not on the run.
+    pub fn of(call: &AttentionCall) -> Self {
+        let (d, e) = (call.d.full as u32, call.e.full as u32);
+        let fits = |view: &Strided| {
+            let size = view.dtype.bytes() as i64;
+            let whole = |&s: &i64| s.checked_mul(size).is_some_and(|b| b % 16 == 0);
+            view.loc.offset % 16 == 0
+                && view.strides.split_last().is_some_and(|(&last, rest)| last == 1 && rest.iter().all(whole))
+        };
+        let dtype = call.q.dtype;
+        let heads = |n: u32| n > 0 && n <= 256 && n % 16 == 0;
+        let cores = matches!(dtype, DType::BF16 | DType::F16)
+            && heads(d)
+            && heads(e)
+            && [&call.q, &call.k, &call.v, &call.out].into_iter().all(fits);
+        Self {
+            path: if cores { AttentionPath::Mma } else { AttentionPath::Simt },
+            dtype,
+            d,
+            e,
+            causal: call.causal,
+            window: call.window.is_some(),
+            softcap: call.softcap.is_some(),
+            slopes: call.slopes.is_some(),
+            bf16_bias: call.bf16_bias,
+        }
+    }
+
+    /// Parameters, in order: pointers q, k, v, q_pos, k_pos, slopes, out (null where the call has none); b, s, t, g, r; strides in elements in the
+    /// order of the call's: q 5, k 4, v 4, q_pos 2, k_pos 2, slopes 2, out 5; scale (f32), softcap (f32), window (i64).
+    pub const PARAMS: usize = 7 + 5 + 24 + 3;
+
+    /// How to launch it: x over tiles of rows, y over `b * g` (`b * g * r` for Simt, where a row is a position); the kernel goes on at `+ gridDim`
+    /// in y.
+    pub fn shape(&self, b: u64, s: u64, g: u64, r: u64) -> Shape {
+        let (rows, tile, heads) = match self.path {
+            AttentionPath::Simt => (s, SIMT_ROWS, b * g * r),
+            AttentionPath::Mma => (s * r, MMA_ROWS, b * g),
+        };
+        let tiles = u32::try_from(rows.div_ceil(tile.into())).unwrap_or(u32::MAX);
+        let shared = match self.path {
+            AttentionPath::Simt => 0,
+            // Tiles of 64 keys and of 64 values.
+            AttentionPath::Mma => 64 * (self.d + self.e) * 2,
+        };
+        Shape { grid: [tiles.max(1), heads.clamp(1, 65535) as u32, 1], threads: 128, shared }
+    }
+}

@@ -1,0 +1,96 @@
+//! Matrix products of the library.
+
+use super::Shape;
+use crate::program::{Gemm, Matrix};
+use crate::types::DType;
+use serde::{Deserialize, Serialize};
+
+/// `c = alpha * a b` over up to [`BATCH`] batch dims. What is decided when the code is made:
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GemmKernel {
+    pub path: GemmPath,
+    pub a: DType,
+    pub b: DType,
+    pub c: DType,
+    /// Which dim of a has stride 1 ([`GemmPath::Mma`] and [`GemmPath::Few`] only; else false): k if true, m if false.
+    pub a_by_k: bool,
+    /// Likewise of b: k if true, n if false.
+    pub b_by_k: bool,
+}
+
+/// How a product is computed. Sums are f32 on every path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GemmPath {
+    /// Any types and any strides: tiles of [`SIMT_TILE`] in shared memory, multiplied in f32.
+    Simt,
+    /// Tensor cores, `mma.sync.m16n8k16`: a and b both bf16 or both f16; one stride of each is 1, and its other stride, its batch strides
+    /// and its offset are multiples of 16 bytes. c is any float type, with any strides.
+    Mma,
+    /// At most [`FEW`] rows: reads b once, as fast as memory gives it. Of b one stride is 1; alignment as for `Mma`.
+    Few,
+}
+
+/// Batch dims a kernel takes; the runtime loops over more.
+pub const BATCH: usize = 3;
+/// Rows up to which [`GemmPath::Few`] is chosen.
+pub const FEW: u64 = 8;
+/// Rows and columns of c that a block of [`GemmPath::Simt`] makes.
+pub const SIMT_TILE: u32 = 64;
+/// Rows and columns of c that a block of [`GemmPath::Mma`] makes.
+pub const MMA_TILE: u32 = 128;
+/// Columns of c that a block of [`GemmPath::Few`] makes.
+pub const FEW_TILE: u32 = 64;
+
+impl GemmKernel {
+    /// The kernel for an instruction: depends on the program alone, not on the run.
+    pub fn of(gemm: &Gemm) -> Self {
+        let (a, b, c) = (gemm.a.dtype, gemm.b.dtype, gemm.c.dtype);
+        let simt = Self { path: GemmPath::Simt, a, b, c, a_by_k: false, b_by_k: false };
+        // (k stride, other stride)
+        let by_k = |m: &Matrix, k: i64, other: i64, batch: &[i64]| -> Option<bool> {
+            let size = m.dtype.bytes() as i64;
+            let whole = |s: i64| s.checked_mul(size).is_some_and(|b| b % 16 == 0);
+            let aligned = m.loc.offset % 16 == 0 && batch.iter().all(|&s| whole(s));
+            match (k, other) {
+                _ if !aligned => None,
+                (1, other) if whole(other) => Some(true),
+                (k, 1) if whole(k) => Some(false),
+                _ => None,
+            }
+        };
+        let strides = |f: fn(&crate::program::BatchDim) -> i64| gemm.batch.iter().map(f).collect::<Vec<_>>();
+        let a_by_k = by_k(&gemm.a, gemm.a.col, gemm.a.row, &strides(|d| d.a));
+        let b_by_k = by_k(&gemm.b, gemm.b.row, gemm.b.col, &strides(|d| d.b));
+        if gemm.m.full <= FEW
+            && let Some(b_by_k) = b_by_k
+        {
+            return Self { path: GemmPath::Few, b_by_k, ..simt };
+        }
+        match (a_by_k, b_by_k) {
+            (Some(a_by_k), Some(b_by_k)) if a == b && matches!(a, DType::BF16 | DType::F16) => {
+                Self { path: GemmPath::Mma, a_by_k, b_by_k, ..simt }
+            }
+            _ => simt,
+        }
+    }
+
+    /// Parameters, in order: pointers a, b, c; m, n, k; strides in elements: a along m and k, b along k and n, c along m and n; alpha (f32);
+    /// for each of [`BATCH`] batch dims, outermost first: its extent (1 where there is none) and its strides in a, b and c.
+    pub const PARAMS: usize = 3 + 3 + 6 + 1 + 4 * BATCH;
+
+    /// How to launch it: one block a tile, x over columns, y over rows, z over the batch. The kernel goes on at `+ gridDim` in y and z, whose limit
+    /// is 65535.
+    pub fn shape(&self, m: u64, n: u64, batch: u64) -> Shape {
+        let tiles = |n: u64, tile: u32| u32::try_from(n.div_ceil(tile.into())).unwrap_or(u32::MAX);
+        let (rows, cols, threads, shared) = match self.path {
+            // Two tiles of 64 x 16 f32, each row padded by 4.
+            GemmPath::Simt => (SIMT_TILE, SIMT_TILE, 256, 2 * 16 * (SIMT_TILE + 4) * 4),
+            // Two stages of a 128 x 32 and a 32 x 128 tile of 16-bit elements.
+            GemmPath::Mma => (MMA_TILE, MMA_TILE, 256, 2 * 2 * MMA_TILE * 32 * 2),
+            GemmPath::Few => (FEW as u32, FEW_TILE, 256, 0),
+        };
+        let grid = [tiles(n, cols).max(1), tiles(m, rows).clamp(1, 65535), batch.clamp(1, 65535) as u32];
+        Shape { grid, threads, shared }
+    }
+}

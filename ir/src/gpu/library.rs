@@ -1,0 +1,105 @@
+//! The kernels of the library, by what they are made of.
+
+use super::attention::AttentionKernel;
+use super::gemm::GemmKernel;
+use crate::program::{InstrKind, Program};
+use crate::types::{DType, ReduceKind};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub grid: [u32; 3],
+    /// Threads of a block, one-dimensional.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+/// A kernel that is not fused from ops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LibraryKernel {
+    Gemm(GemmKernel),
+    Attention(AttentionKernel),
+    /// Copies a block of a tensor into a block of another. Parameters: pointers src, dst; [`COPY_RANK`] extents, outermost first (1 where there
+    /// is none); as many strides of src, and of dst, in elements. `bytes` of an element: 1, 2, 4 or 8. Threads run over elements, in row-major
+    /// order.
+    Copy {
+        bytes: u32,
+    },
+    /// `dst[i] = src[0][i] (+) src[1][i] (+) ..`, in this order and in f32 (i32, i64 for integers, where sums wrap), of `members` buffers. Parameters:
+    /// dst; the number of elements; `members` pointers. dst may be one of them.
+    Reduce {
+        dtype: DType,
+        reduce: ReduceKind,
+        members: u32,
+    },
+}
+
+/// Dims of [`LibraryKernel::Copy`].
+pub const COPY_RANK: usize = 6;
+
+/// A kernel and its launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launched {
+    pub kernel: LibraryKernel,
+    pub shape: Shape,
+    pub params: Vec<u64>,
+}
+
+impl LibraryKernel {
+    /// The symbol: what the kernel is, in words, and a digest of all that it is made of.
+    pub fn symbol(&self) -> String {
+        // invariant: numbers and unit variants always have a JSON form.
+        let json = serde_json::to_vec(self).expect("a kernel can be written");
+        let digest = Sha256::new_with_prefix(b"pcc library 1\0").chain_update(json).finalize();
+        let hex: String = digest[..6].iter().map(|b| format!("{b:02x}")).collect();
+        let word = match self {
+            LibraryKernel::Gemm(g) => format!("gemm_{:?}", g.path),
+            LibraryKernel::Attention(a) => format!("attention_{:?}", a.path),
+            LibraryKernel::Copy { .. } => "copy".to_owned(),
+            LibraryKernel::Reduce { .. } => "reduce".to_owned(),
+        };
+        format!("pcc_{}_{hex}", word.to_lowercase())
+    }
+
+    /// Parameters it takes.
+    pub fn params(&self) -> usize {
+        match self {
+            LibraryKernel::Gemm(_) => GemmKernel::PARAMS,
+            LibraryKernel::Attention(_) => AttentionKernel::PARAMS,
+            LibraryKernel::Copy { .. } => 2 + 3 * COPY_RANK,
+            LibraryKernel::Reduce { members, .. } => 2 + *members as usize,
+        }
+    }
+
+    /// How to launch a copy or reduction of `elements`.
+    pub fn flat_shape(elements: u64) -> Shape {
+        Shape { grid: [elements.div_ceil(256).clamp(1, 65_536) as u32, 1, 1], threads: 256, shared: 0 }
+    }
+}
+
+/// Every library kernel that running the program on GPUs may need.
+pub fn library(program: &Program) -> Vec<LibraryKernel> {
+    let mut all = BTreeSet::new();
+    for instr in program.funcs.iter().flat_map(|f| &f.instrs) {
+        match &instr.kind {
+            InstrKind::Kernel(_) | InstrKind::Rows(_) => {}
+            InstrKind::Gemm(g) => {
+                all.insert(LibraryKernel::Gemm(GemmKernel::of(g)));
+            }
+            InstrKind::Attention(a) => {
+                all.insert(LibraryKernel::Attention(AttentionKernel::of(a)));
+            }
+            InstrKind::Collective(c) => {
+                all.insert(LibraryKernel::Copy { bytes: c.dtype.bytes() as u32 });
+                let members = program.mesh.group(0, &c.axes).len() as u32;
+                all.insert(LibraryKernel::Reduce { dtype: c.dtype, reduce: c.reduce, members });
+            }
+        }
+    }
+    all.into_iter().collect()
+}
