@@ -2,7 +2,7 @@
 //! are ready. Whatever happens to it (missing, crashed, stuck, talking nonsense) becomes a diagnostic.
 
 use pcc_ir::Diagnostic;
-use pcc_ir::codegen_protocol::{Built, Cpu, Reply, Request};
+use pcc_ir::codegen_protocol::{Built, Cpu, Gpu, Reply, Request};
 use pcc_ir::kernel::Kernel;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -73,18 +73,20 @@ impl CodegenClient {
         Ok(CodegenClient { child, stdin: Some(stdin), replies, complaints })
     }
 
-    /// Generates the kernels for this machine's CPU into the shared object `out`.
+    /// Generates the kernels for this machine's CPU into the shared object `out`, or for a GPU into PTX.
     ///
     /// # Errors
     /// What the helper says is wrong, or what became of it.
-    pub fn build(self, kernels: &[Kernel], out: &Path) -> Result<Built, Diagnostic> {
-        let count = u32::try_from(kernels.len()).unwrap_or(u32::MAX);
-        self.build_within(kernels, out, PATIENCE + PATIENCE_PER_KERNEL.saturating_mul(count))
+    pub fn build(self, kernels: &[Kernel], gpu: Option<Gpu>, out: &Path) -> Result<Built, Diagnostic> {
+        let count = kernels.len() + gpu.as_ref().map_or(0, |g| g.library.len());
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        self.build_within(kernels, gpu, out, PATIENCE + PATIENCE_PER_KERNEL.saturating_mul(count))
     }
 
     fn build_within(
         mut self,
         kernels: &[Kernel],
+        gpu: Option<Gpu>,
         out: &Path,
         patience: Duration,
     ) -> Result<Built, Diagnostic> {
@@ -92,7 +94,7 @@ impl CodegenClient {
         let request = Request {
             kernels: kernels.to_vec(),
             cpu: Cpu::Native,
-            gpu: None,
+            gpu,
             out: path(out).ok_or_else(|| {
                 Diagnostic::input("the output path is not UTF-8").at(out.display().to_string())
             })?,
@@ -190,7 +192,7 @@ mod tests {
     fn ask(script: &str, patience: Duration) -> Result<Built, Diagnostic> {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        CodegenClient::spawn_command(command)?.build_within(&[], Path::new("out.so"), patience)
+        CodegenClient::spawn_command(command)?.build_within(&[], None, Path::new("out.so"), patience)
     }
 
     const LONG: Duration = Duration::from_secs(30);

@@ -15,6 +15,7 @@ mod epilogue;
 pub use attention::{AttentionCall, Strided};
 
 use crate::extent::{Clip, Extent, Sizes};
+use crate::gpu::Arch;
 use crate::kernel::{Kernel, KernelId};
 use crate::mesh::{AxisRef, Mesh};
 use crate::sharding::{Sharding, span};
@@ -103,6 +104,16 @@ pub struct WeightsRef {
     pub digest: String,
 }
 
+/// Which kind of devices a program is lowered for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Virtual devices of one process, which share memory: weights lie in panels, and equal work of a team is done once.
+    #[default]
+    Cpu,
+    /// GPUs, each with a memory of its own: weights lie as they are, and every device does all of its work.
+    Gpu,
+}
+
 /// What the kernel object needs of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Target {
@@ -112,6 +123,13 @@ pub struct Target {
     pub features: Vec<String>,
     /// SHA-256 of the kernel object.
     pub object_digest: String,
+}
+
+impl Target {
+    /// Which kind of device it names.
+    pub fn device(&self) -> DeviceKind {
+        if Arch::parse(&self.name).is_some() { DeviceKind::Gpu } else { DeviceKind::Cpu }
+    }
 }
 
 /// How the rows of a batch go to replicas (dp) and micro-batches: as evenly as possible. Rows are numbered by replica, then

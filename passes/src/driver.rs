@@ -7,7 +7,7 @@ use crate::report::{PassReport, Report, SearchReport, VerifyReport, report};
 use crate::solve::Solution;
 use crate::{assign_shardings, cast_dtype, outline, partition, rewrite, solve, verify};
 use pcc_ir::graph::Label;
-use pcc_ir::program::{BatchPlan, ModelInfo, Program, WeightsRef};
+use pcc_ir::program::{BatchPlan, DeviceKind, ModelInfo, Program, WeightsRef};
 use pcc_ir::{DType, Diagnostic, Mesh, Module, ValueId};
 use std::ops::Range;
 use std::time::Instant;
@@ -106,6 +106,7 @@ pub struct Options {
     pub batch: BatchPlan,
     /// What matrix products and attention compute in, and what is kept of weights and caches: f32, or a 16-bit type.
     pub dtype: DType,
+    pub device: DeviceKind,
     /// Bytes of device memory that bound a stage.
     pub memory: Option<u64>,
     /// A plan to replay instead of searching.
@@ -307,6 +308,7 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
         info: options.info.clone(),
         batch: options.batch,
         dtype: options.dtype,
+        device: options.device,
         weights: options.weights.clone(),
         memory: options.memory,
         cluster: cluster.clone(),
@@ -342,8 +344,10 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
 /// Lengths of consecutive stages, as a plan file gives them, as ranges of calls.
 fn stage_ranges(lengths: &[usize]) -> Result<Vec<Range<usize>>, Diagnostic> {
     let mut start = 0usize;
+    // An entry that gives back what it gets is a chain of no calls.
+    let empty = lengths == [0];
     let range = |&n: &usize| {
-        let end = start.checked_add(n).filter(|_| n > 0).ok_or_else(|| {
+        let end = start.checked_add(n).filter(|_| n > 0 || empty).ok_or_else(|| {
             Diagnostic::input("the plan has a stage without a call, or of more calls than a model can have")
                 .at("`stages` of the plan")
                 .help("give every stage one call or more; they add up to the model's calls")
@@ -360,6 +364,8 @@ mod tests {
     #[test]
     fn stage_lengths_of_a_plan_are_checked() {
         assert_eq!(stage_ranges(&[2, 1, 3]).unwrap(), [0..2, 2..3, 3..6]);
+        // A model of no calls.
+        assert_eq!(stage_ranges(&[0]).unwrap(), vec![0..0]);
         for wrong in [&[2, 0, 1][..], &[usize::MAX, 2]] {
             assert!(stage_ranges(wrong).unwrap_err().to_string().contains("stage"));
         }

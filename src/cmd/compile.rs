@@ -5,7 +5,9 @@ use crate::artifact_output;
 use crate::codegen_client::CodegenClient;
 use crate::{diagnose, interrupt, progress};
 use pcc_frontend::{LoadOptions, Summary};
-use pcc_ir::program::{BatchPlan, WeightsRef};
+use pcc_ir::codegen_protocol::Gpu;
+use pcc_ir::gpu::{self, Arch};
+use pcc_ir::program::{BatchPlan, DeviceKind, WeightsRef};
 use pcc_ir::{Axis, DType, Diagnostic, Mesh};
 use pcc_passes::driver::{self, Compiled, Options};
 use pcc_passes::plan::Plan;
@@ -37,12 +39,12 @@ pub struct Args {
     /// What to compile for; this version takes `infer`
     #[arg(long, default_value = "infer")]
     mode: String,
-    /// Element type of weights, caches and what matrices are multiplied in: f32 or bf16
-    #[arg(long, default_value = "f32")]
-    dtype: String,
-    /// Machine to generate code for; this version takes `cpu`
-    #[arg(long, default_value = "cpu")]
-    target: String,
+    /// Element type of weights, caches and what matrices are multiplied in: f32 or bf16 [default: f32 on cpu, bf16 on GPUs]
+    #[arg(long)]
+    dtype: Option<String>,
+    /// What to generate code for: cpu (the CPU at hand), or the GPUs sm_80, sm_90, sm_90a, sm_100a
+    #[arg(long, default_value = "cpu", value_parser = parse_target)]
+    target: CodeTarget,
     /// Sequence parallelism: split activations between layers over tp as well
     #[arg(long)]
     sp: bool,
@@ -84,6 +86,23 @@ pub struct Args {
     json: bool,
 }
 
+/// What code is generated for.
+#[derive(Clone, Copy)]
+enum CodeTarget {
+    /// The CPU at hand.
+    Cpu,
+    Gpu(Arch),
+}
+
+impl CodeTarget {
+    fn name(self) -> &'static str {
+        match self {
+            CodeTarget::Cpu => "cpu",
+            CodeTarget::Gpu(arch) => arch.name(),
+        }
+    }
+}
+
 /// The most devices a mesh may have.
 const MAX_DEVICES: u64 = 1 << 20;
 
@@ -121,6 +140,10 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
         sp: args.sp,
         batch,
         dtype,
+        device: match args.target {
+            CodeTarget::Cpu => DeviceKind::Cpu,
+            CodeTarget::Gpu(_) => DeviceKind::Gpu,
+        },
         memory: args.memory,
         plan,
         info,
@@ -134,7 +157,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     }
     spinner.set_message("generating code");
     let report = match client {
-        Some(client) => write_artifact(compiled, client?, &output, start)?,
+        Some(client) => write_artifact(compiled, client?, args.target, &output, start)?,
         None => compiled.report,
     };
     spinner.finish_and_clear();
@@ -158,12 +181,15 @@ fn check_scope(args: &Args) -> Result<(), Diagnostic> {
     };
     only("ep", &args.ep.to_string(), "1")?;
     only("cp", &args.cp.to_string(), "1")?;
-    only("mode", &args.mode, "infer")?;
-    only("target", &args.target, "cpu")
+    only("mode", &args.mode, "infer")
 }
 
 fn dtype(args: &Args) -> Result<DType, Diagnostic> {
-    match args.dtype.as_str() {
+    let default = match args.target {
+        CodeTarget::Cpu => "f32",
+        CodeTarget::Gpu(_) => "bf16",
+    };
+    match args.dtype.as_deref().unwrap_or(default) {
         "f32" => Ok(DType::F32),
         "bf16" => Ok(DType::BF16),
         "f16" => Err(Diagnostic::usage("--dtype f16 is beyond this version")
@@ -267,6 +293,7 @@ fn read_plan(path: &Path) -> Result<Plan, Diagnostic> {
 fn write_artifact(
     mut c: Compiled,
     client: CodegenClient,
+    target: CodeTarget,
     output: &Path,
     start: Instant,
 ) -> Result<Report, Diagnostic> {
@@ -275,13 +302,18 @@ fn write_artifact(
     artifact_output::clear(output);
     let created = interrupt::Unfinished::folder(folder.clone());
     let folder = created.map_err(|e| artifact_output::cannot_write(&folder, &e))?;
-    let object = folder.path().join("kernels.x86.so");
+    let object = folder.path().join("kernels");
     let kernels: Vec<_> = c.program.kernels.values().cloned().collect();
-    let built = client.build(&kernels, &object)?;
+    let gpu = match target {
+        CodeTarget::Cpu => None,
+        CodeTarget::Gpu(arch) => Some(Gpu { arch, library: gpu::library(&c.program) }),
+    };
+    let has_code = !kernels.is_empty() || gpu.is_some();
+    let built = client.build(&kernels, gpu, &object)?;
     for (kernel, symbol) in c.program.kernels.values_mut().zip(&built.symbols) {
         kernel.name.clone_from(symbol);
     }
-    c.program.target.name = "cpu".to_owned();
+    c.program.target.name = target.name().to_owned();
     c.program.target.features = built.features;
     c.program.target.object_digest = built.object_digest;
     let mut report = c.report;
@@ -295,7 +327,7 @@ fn write_artifact(
     let levels = Levels { graph: c.graph, sharded: c.sharded, local: c.local };
     let contents = Contents {
         program: &c.program,
-        kernels: (!kernels.is_empty()).then_some(&*object),
+        kernels: has_code.then_some(&*object),
         report: &serde_json::to_value(&report).map_err(json)?,
         plan: &serde_json::to_value(&c.plan).map_err(json)?,
         levels: Some(&levels),
@@ -352,6 +384,16 @@ fn summary_text(r: &Report, output: &Path) -> String {
 
 fn parse_level(name: &str) -> Result<driver::Level, String> {
     driver::Level::from_name(name).ok_or_else(|| "there are graph, sharded, local and program".to_owned())
+}
+
+fn parse_target(name: &str) -> Result<CodeTarget, String> {
+    if name == "cpu" {
+        return Ok(CodeTarget::Cpu);
+    }
+    Arch::parse(name).map(CodeTarget::Gpu).ok_or_else(|| {
+        let archs = Arch::ALL.map(Arch::name).join(", ");
+        format!("pcc generates code for cpu and the GPU architectures {archs}")
+    })
 }
 
 fn parse_pass(name: &str) -> Result<driver::Pass, String> {

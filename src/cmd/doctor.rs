@@ -77,7 +77,7 @@ fn memory() -> Finding {
 fn codegen() -> Finding {
     let built = crate::interrupt::Unfinished::scratch("doctor")
         .map_err(|e| crate::artifact_output::cannot_write(&std::env::temp_dir(), &e))
-        .and_then(|folder| CodegenClient::spawn()?.build(&[], &folder.path().join("empty.so")));
+        .and_then(|folder| CodegenClient::spawn()?.build(&[], None, &folder.path().join("empty.so")));
     match built {
         Ok(b) => Finding {
             what: "codegen",

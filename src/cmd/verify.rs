@@ -5,7 +5,7 @@ use crate::codegen_client::CodegenClient;
 use crate::numeric::{self, Comparison};
 use crate::progress;
 use pcc_ir::Diagnostic;
-use pcc_ir::program::{Program, Storage};
+use pcc_ir::program::{DeviceKind, Program, Storage};
 use pcc_passes::driver;
 use pcc_passes::plan::Plan;
 use pcc_passes::twin::{self, Work};
@@ -108,8 +108,17 @@ fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeri
     let graph = levels.graph.expanded()?;
     let small = Work::of(&graph, &artifact.program.batch).is_small();
     let (mut graph, mut program, kernels) = if small {
-        let kernels = artifact.kernels()?;
-        (graph.into_owned(), artifact.program.expanded()?, kernels)
+        // A GPU's program runs here as well as there: all it needs is code for its kernels.
+        let own = match artifact.program.target.device() {
+            DeviceKind::Cpu => Some(artifact.kernels()?),
+            DeviceKind::Gpu => None,
+        };
+        let mut program = artifact.program.expanded()?;
+        let kernels = match own {
+            Some(kernels) => kernels,
+            None => kernels_here(CodegenClient::spawn(), &mut program)?,
+        };
+        (graph.into_owned(), program, kernels)
     } else {
         drop(graph);
         compile_twin(&artifact, &levels)?
@@ -159,6 +168,7 @@ fn compile_twin(
         sp: plan.sp,
         batch: twin.batch,
         dtype: artifact.program.dtype,
+        device: artifact.program.target.device(),
         memory: None,
         plan: Some(twin.plan),
         info: twin.info,
@@ -167,19 +177,26 @@ fn compile_twin(
     };
     let compiled = driver::compile(twin.graph, &options)?;
     let mut program = compiled.program;
+    let kernels = kernels_here(client, &mut program)?;
+    Ok((compiled.graph, program, kernels))
+}
+
+/// Generates the kernels of a program for this machine's CPU.
+fn kernels_here(
+    client: Result<CodegenClient, Diagnostic>,
+    program: &mut Program,
+) -> Result<Box<dyn KernelSet>, Diagnostic> {
     if program.kernels.is_empty() {
-        return Ok((compiled.graph, program, Box::new(pcc_runtime::Interpreter::new([]))));
+        return Ok(Box::new(pcc_runtime::Interpreter::new([])));
     }
-    let folder = crate::interrupt::Unfinished::scratch("twin").map_err(|e| {
-        Diagnostic::run("no temporary folder can be made for the twin's kernels").why(e.to_string())
-    })?;
+    let folder = crate::interrupt::Unfinished::scratch("twin")
+        .map_err(|e| Diagnostic::run("no temporary folder can be made for the kernels").why(e.to_string()))?;
     let object = folder.path().join("kernels.x86.so");
     let kernels: Vec<_> = program.kernels.values().cloned().collect();
-    let built = client?.build(&kernels, &object)?;
+    let built = client?.build(&kernels, None, &object)?;
     for (kernel, symbol) in program.kernels.values_mut().zip(&built.symbols) {
         kernel.name.clone_from(symbol);
     }
     // The mapping outlives the file.
-    let kernels = KernelObject::load(&object, program.kernels.values())?;
-    Ok((compiled.graph, program, Box::new(kernels)))
+    Ok(Box::new(KernelObject::load(&object, program.kernels.values())?))
 }

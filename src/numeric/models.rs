@@ -320,6 +320,7 @@ fn one(seed: u64) -> Result<Outcome, String> {
         batch,
         // Some in bf16; from the seed, so that it draws nothing and models stay what they were.
         dtype: if seed % 3 == 2 { DType::BF16 } else { DType::F32 },
+        device: Default::default(),
         memory: None,
         plan: None,
         info,

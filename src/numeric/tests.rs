@@ -38,6 +38,7 @@ fn compiled_in(
         sp,
         batch,
         dtype,
+        device: Default::default(),
         memory: None,
         plan: None,
         info: model.info,

@@ -126,6 +126,7 @@ fn program(module: Module) -> Result<String, Diagnostic> {
         sp: false,
         batch: BatchPlan { batch: replicas, replicas, micro_batches: 1 },
         dtype: DType::F32,
+        device: Default::default(),
         memory: None,
         info: ModelInfo::default(),
         weights: None,

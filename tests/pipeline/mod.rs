@@ -90,6 +90,7 @@ fn session(module: &Module, batch: BatchPlan) -> Result<Session, String> {
         batch,
         dtype: pcc_ir::DType::F32,
         weights: None,
+        device: Default::default(),
         memory: None,
         cluster: Cluster::a100(),
         stages: None,

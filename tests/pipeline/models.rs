@@ -29,6 +29,7 @@ fn compiled(config: &str, mesh: Mesh, sp: bool, batch: BatchPlan, seq: usize) ->
         mesh,
         sp,
         batch,
+        device: Default::default(),
         memory: None,
         plan: None,
         info: model.info,

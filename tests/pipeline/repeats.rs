@@ -42,6 +42,7 @@ fn compile(module: &Module, mesh: Mesh, sp: bool, plan: Option<Plan>) -> Compile
         sp,
         dtype: pcc_ir::DType::F32,
         batch: BatchPlan { batch: 2, replicas: 1, micro_batches: 1 },
+        device: Default::default(),
         memory: None,
         plan,
         info: Default::default(),

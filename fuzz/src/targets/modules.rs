@@ -95,7 +95,18 @@ pub fn pipeline(data: &[u8]) {
 
 pub fn options(mesh: Mesh, sp: bool, batch: BatchPlan, info: ModelInfo) -> Options {
     let dtype = pcc_ir::DType::F32;
-    Options { mesh, sp, batch, dtype, memory: None, plan: None, info, weights: None, print_after: None }
+    Options {
+        mesh,
+        sp,
+        batch,
+        dtype,
+        device: Default::default(),
+        memory: None,
+        plan: None,
+        info,
+        weights: None,
+        print_after: None,
+    }
 }
 
 /// Compiles, and holds what comes of it to its promises.

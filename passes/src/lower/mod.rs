@@ -31,8 +31,8 @@ use kernel_build::KernelTable;
 use pcc_ir::graph::{Label, Role};
 use pcc_ir::kernel::KernelId;
 use pcc_ir::program::{
-    BatchPlan, ConstantData, EntryProgram, InstrKind, IoSpec, Launch, LocalParam, LocalState, ModelInfo,
-    Program, Step, Target, VERSION, WeightsRef,
+    BatchPlan, ConstantData, DeviceKind, EntryProgram, InstrKind, IoSpec, Launch, LocalParam, LocalState,
+    ModelInfo, Program, Step, Target, VERSION, WeightsRef,
 };
 use pcc_ir::repeat::{Chain, Numbering};
 use pcc_ir::{AxisRef, DType, Diagnostic, Entry, Func, FuncId, Mesh, Module, Op, Sharding, Type, ValueId};
@@ -51,6 +51,7 @@ pub struct LowerInput<'a> {
     pub batch: BatchPlan,
     /// What products compute in.
     pub dtype: DType,
+    pub device: DeviceKind,
     pub weights: Option<WeightsRef>,
     /// Bytes of device memory, when a stage must be bounded.
     pub memory: Option<u64>,
@@ -76,11 +77,17 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
     let local = input.local;
     let mut kernels = KernelTable::default();
     let mut constants = Vec::new();
-    let storages = storage::choose(local, input.sharded);
+    let storages = match input.device {
+        DeviceKind::Cpu => storage::choose(local, input.sharded),
+        DeviceKind::Gpu => Storages::default(),
+    };
     let pairs = in_place_pairs(local)?;
     let masked = pcc_ir::absent::is_unseen(input.sharded);
     let clips = Clips::of(input.sharded, local, &input.batch, masked, &pairs);
-    let team = once::team(&local.mesh);
+    let team = match input.device {
+        DeviceKind::Cpu => once::team(&local.mesh),
+        DeviceKind::Gpu => Vec::new(),
+    };
     let lowered = lower_functions(local, (&clips, &pairs, &storages), &team, &mut kernels, &mut constants)?;
     let chains = chains(local)?;
     let cut = stage_cut(input, &storages, &lowered, &chains)?;
@@ -369,17 +376,14 @@ fn stage_cut(
     chains: &[Chain],
 ) -> Result<Vec<Range<usize>>, Diagnostic> {
     let stages = input.local.mesh.pp as usize;
-    if stages == 1 && input.memory.is_none() {
-        let whole = 0..chains.iter().map(|c| c.calls.len()).max().unwrap_or(0);
-        return Ok(vec![whole]);
-    }
-    let costs = chain_costs(input, storages, lowered, chains)?;
+    let calls = chains.iter().map(|c| c.calls.len()).max().unwrap_or(0);
     match &input.stages {
-        Some(cut) if cut.len() == stages && cut.last().map(|r| r.end) == Some(costs.len()) => Ok(cut.clone()),
+        Some(cut) if cut.len() == stages && cut.last().map(|r| r.end) == Some(calls) => Ok(cut.clone()),
         Some(_) => {
             Err(Diagnostic::input("the plan cuts another chain of layers than this model has").at("--plan"))
         }
-        None => cut_stages(&costs, stages, input.memory),
+        None if stages == 1 && input.memory.is_none() => Ok(vec![0..calls]),
+        None => cut_stages(&chain_costs(input, storages, lowered, chains)?, stages, input.memory),
     }
 }
 

@@ -16,7 +16,8 @@ use std::ops::Range;
 /// Padding that panels may add to any parameter, in bytes.
 const FEW_BYTES: u64 = 64 << 10;
 
-/// The forms chosen.
+/// The forms chosen; dense where none is.
+#[derive(Default)]
 pub(super) struct Storages {
     args: HashMap<(FuncId, usize), Storage>,
     params: HashMap<ParamId, Storage>,

@@ -49,6 +49,7 @@ fn compiles_and_runs(twin: &Twin) -> driver::Compiled {
         sp: twin.plan.sp,
         batch: twin.batch,
         dtype: pcc_ir::DType::F32,
+        device: Default::default(),
         memory: None,
         plan: Some(twin.plan.clone()),
         info: twin.info.clone(),

@@ -20,6 +20,7 @@ pub fn compiled(module: Module, mesh: Mesh, rows: usize, sp: bool) -> Compiled {
         sp,
         batch: BatchPlan { batch: rows, replicas: mesh.dp as usize, micro_batches: 1 },
         dtype: DType::F32,
+        device: Default::default(),
         memory: None,
         info: ModelInfo::default(),
         weights: None,

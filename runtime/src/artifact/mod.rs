@@ -12,7 +12,8 @@ use crate::kernel_object::KernelObject;
 use crate::kernels::KernelSet;
 use crate::validate;
 use pcc_ir::Diagnostic;
-use pcc_ir::program::Program;
+use pcc_ir::gpu::Arch;
+use pcc_ir::program::{DeviceKind, Program, Target};
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -22,7 +23,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const PROGRAM: &str = "program.json";
-const KERNELS: &str = "kernels.x86.so";
 const REPORT: &str = "report.json";
 const PLAN: &str = "plan.json";
 const LEVELS: &str = "levels.json";
@@ -45,7 +45,7 @@ pub struct Artifact {
 pub struct Contents<'a> {
     /// Its `target.object_digest` is filled in by [`Artifact::write`].
     pub program: &'a Program,
-    /// The kernel object; `None` when the program has no kernels.
+    /// The kernel object, or PTX; `None` when the program has no kernels.
     pub kernels: Option<&'a Path>,
     pub report: &'a Value,
     pub plan: &'a Value,
@@ -103,11 +103,11 @@ impl Artifact {
 
     /// The kernel object's file.
     pub fn object_path(&self) -> PathBuf {
-        self.dir.join(KERNELS)
+        self.dir.join(object_name(&self.program.target))
     }
 
     fn check_object(&self) -> Result<(), Diagnostic> {
-        if self.program.kernels.is_empty() {
+        if !has_code(&self.program) {
             return Ok(());
         }
         let path = self.object_path();
@@ -161,7 +161,7 @@ fn write_files(dir: &Path, contents: &Contents<'_>) -> io::Result<()> {
     let mut program = contents.program.clone();
     program.target.object_digest = String::new();
     if let Some(object) = contents.kernels {
-        let path = dir.join(KERNELS);
+        let path = dir.join(object_name(&program.target));
         fs::copy(object, &path)?;
         program.target.object_digest = digest(&path)?;
     }
@@ -250,6 +250,19 @@ impl Drop for Temporary {
         // Gone already when it was moved; otherwise there is no one left to tell.
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// What the kernels' file is called.
+fn object_name(target: &Target) -> String {
+    match Arch::parse(&target.name) {
+        Some(arch) => format!("kernels.{}.ptx", arch.name()),
+        None => "kernels.x86.so".to_owned(),
+    }
+}
+
+/// Whether the program has a file of kernels: one for GPUs always has, of the library if not its own.
+fn has_code(program: &Program) -> bool {
+    !program.kernels.is_empty() || program.target.device() == DeviceKind::Gpu
 }
 
 fn digest(path: &Path) -> io::Result<String> {
