@@ -154,7 +154,7 @@ fn run_rows(
 ) -> Result<(), Diagnostic> {
     let fresh = || graph.states.values().map(|s| Tensor::zeros(s.ty.clone())).collect::<Vec<_>>();
     let mut states: Vec<_> = (0..rows.batch.micro_batches).map(|_| fresh()).collect();
-    session.reset_states();
+    session.reset_states()?;
     for ((entry, of), outcomes) in order.iter().zip(found) {
         let steps = if takes(entry, "positions") { DECODE_STEPS } else { 1 };
         for step in 0..steps {

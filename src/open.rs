@@ -5,10 +5,11 @@ use crate::{artifact_output, progress};
 use pcc_frontend::tokenizer::Tokenizer;
 use pcc_frontend::weights::Checkpoint;
 use pcc_ir::Diagnostic;
-use pcc_ir::program::ModelInfo;
-use pcc_runtime::{Artifact, NoWeights, Options, ReadParams, Session, Summary, TraceSink};
+use pcc_ir::program::{DeviceKind, ModelInfo};
+use pcc_runtime::{Artifact, GpuOptions, Gpus, NoWeights, Options, ReadParams, Session, Summary, TraceSink};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Options of every command that executes.
 #[derive(clap::Args)]
@@ -17,12 +18,32 @@ pub struct Args {
     /// Checkpoint [default: the one the model was compiled with]
     #[arg(long)]
     weights: Option<PathBuf>,
+    /// What to run on [default: what the artifact was compiled for]
+    #[arg(long, value_enum)]
+    device: Option<Device>,
+    /// Ranks that share a GPU: a plan for many GPUs can be checked on one
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    ranks_per_device: u16,
+    /// Seconds that ranks on GPUs wait for one another before the run fails
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    patience: u64,
     /// Threads [default: one a core]; results are the same bits for any number
     #[arg(long, default_value_t = 0)]
     workers: usize,
     /// Write the time of every instruction in Chrome's trace format (for Perfetto), and show where it went
     #[arg(long, value_name = "F.json")]
     trace: Option<PathBuf>,
+}
+
+/// What a program runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Device {
+    /// Virtual devices of this process
+    Cpu,
+    /// GPUs, through NVIDIA's driver
+    Cuda,
+    /// GPUs simulated on this CPU: slow, and strict
+    CudaSim,
 }
 
 /// Loads an artifact, without its weights.
@@ -44,17 +65,72 @@ pub fn session(artifact: Artifact, args: &Args, quiet: bool) -> Result<Opened, D
         Some(c) => c,
         None => &NoWeights,
     };
-    let kernels = artifact.kernels()?;
-    let bar = progress::bytes(quiet, "weights");
+    let own = match artifact.program.target.device() {
+        DeviceKind::Cpu => Device::Cpu,
+        DeviceKind::Gpu => Device::Cuda,
+    };
+    let device = args.device.unwrap_or(own);
+    if device != Device::Cpu && args.trace.is_some() {
+        return Err(Diagnostic::usage("--trace times the instructions of CPUs only")
+            .help("leave it out, or use NVIDIA's nsys with --device cuda"));
+    }
+    if device == Device::Cpu && args.ranks_per_device > 1 {
+        return Err(Diagnostic::usage("--ranks-per-device is about GPUs")
+            .help("any number of virtual devices share the CPU without it"));
+    }
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?.map(|t| Arc::new(Mutex::new(t)));
     let sink = trace.clone().map(|t| t as TraceSink);
     let options = Options { workers: args.workers, trace: sink, ..Options::default() };
-    let session = Session::new(artifact.program, kernels, weights, &options, &|done, total| {
+    let bar = progress::bytes(quiet, "weights");
+    let progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
-    });
+    };
+    let session = match device {
+        Device::Cpu => {
+            let kernels = artifact.kernels()?;
+            Session::new(artifact.program, kernels, weights, &options, &progress)
+        }
+        Device::Cuda => on_gpus(artifact, Gpus::Real, weights, &options, args, &progress),
+        Device::CudaSim => {
+            let gpus = Gpus::Simulated(simulator()?);
+            on_gpus(artifact, gpus, weights, &options, args, &progress)
+        }
+    };
     bar.finish_and_clear();
     Ok(Opened { session: session?, trace })
+}
+
+fn on_gpus(
+    artifact: Artifact,
+    gpus: Gpus,
+    weights: &dyn ReadParams,
+    options: &Options,
+    args: &Args,
+    progress: pcc_runtime::Progress<'_>,
+) -> Result<Session, Diagnostic> {
+    let ptx = artifact.ptx()?;
+    let gpus = GpuOptions {
+        gpus,
+        ranks_per_device: args.ranks_per_device.into(),
+        patience: Duration::from_secs(args.patience),
+    };
+    Session::on_gpus(artifact.program, ptx, weights, options, &gpus, progress)
+}
+
+/// The folder that has the libraries of the simulated GPUs, and the variable that says where it is.
+const SIMULATOR: &str = "PCC_CUDA_SIM";
+
+/// That of the variable, or that of this executable.
+fn simulator() -> Result<PathBuf, Diagnostic> {
+    if let Some(folder) = std::env::var_os(SIMULATOR) {
+        return Ok(PathBuf::from(folder));
+    }
+    let exe = std::env::current_exe().ok();
+    exe.as_deref().and_then(Path::parent).map(Path::to_path_buf).ok_or_else(|| {
+        Diagnostic::run("the executable's own folder is not known, where the simulated GPU's libraries lie")
+            .help(format!("set {SIMULATOR} to their folder"))
+    })
 }
 
 /// A session, and the trace of its runs if one was asked for.

@@ -4,9 +4,8 @@
 //! tensor that the caller gets, in memory of an earlier run where there is some.
 
 use crate::block::{Place, runs};
-use crate::distribute::{Shared, Sizes, shared_blocks};
+use crate::distribute::{HostSide, Shared, Sizes, shared_blocks};
 use crate::layout::spans;
-use crate::machine::Machine;
 use crate::memory::Window;
 use crate::tensor::{HostData, HostTensor};
 use pcc_ir::Diagnostic;
@@ -26,22 +25,22 @@ struct Piece<'m> {
 /// Assembles the outputs of an entry; of replicas the first is taken. What `outputs` holds under an output's name is written
 /// again where the type is the same and the memory is enough; anything else in it goes.
 pub(crate) fn outputs(
-    machine: &Machine,
+    host: &dyn HostSide,
     entry: usize,
     sizes: Sizes,
     outputs: &mut BTreeMap<String, HostTensor>,
 ) -> Result<(), Diagnostic> {
-    let specs = &machine.program.entries[entry].outputs;
+    let specs = &host.program().entries[entry].outputs;
     outputs.retain(|name, _| specs.iter().any(|spec| spec.name == *name));
     for (index, spec) in specs.iter().enumerate() {
         let used = outputs.remove(&spec.name).map(|tensor| tensor.data);
-        outputs.insert(spec.name.clone(), output(machine, entry, index, spec, sizes, used)?);
+        outputs.insert(spec.name.clone(), output(host, entry, index, spec, sizes, used)?);
     }
     Ok(())
 }
 
 fn output(
-    machine: &Machine,
+    host: &dyn HostSide,
     entry: usize,
     index: usize,
     spec: &IoSpec,
@@ -60,7 +59,7 @@ fn output(
     let Some(elements) = elements.filter(|n| n.checked_mul(dtype.bytes()).is_some()) else {
         return Err(Diagnostic::input(format!("output `{}` is too large", spec.name)));
     };
-    let pieces = pieces(machine, entry, index, spec, &shape, sizes.rows)?;
+    let pieces = pieces(host, entry, index, spec, &shape, sizes.rows)?;
     let local = spec.sharding.local_shape(&spec.ty.shape);
     let copy = |bytes: &mut [u8]| copy(&pieces, &local, &shape, dtype.bytes(), bytes);
     let data = HostData::from_bits(dtype, elements, used, copy);
@@ -69,29 +68,28 @@ fn output(
 
 /// Who holds what of an output.
 fn pieces<'m>(
-    machine: &'m Machine,
+    host: &'m dyn HostSide,
     entry: usize,
     index: usize,
     spec: &IoSpec,
     shape: &[usize],
     rows: usize,
 ) -> Result<Vec<Piece<'m>>, Diagnostic> {
-    let program = &machine.program;
+    let program = host.program();
     let bytes = spec.sharding.local_shape(&spec.ty.shape).iter().product::<usize>() * spec.ty.dtype.bytes();
-    let stages = &machine.layout.stages;
+    let stages = &host.layout().stages;
     let Some(stage) = stages.iter().position(|s| s.entries[entry].outputs[index].is_some()) else {
         return Err(Diagnostic::internal(format!("no stage makes output `{}`", spec.name)));
     };
     let (mut seen, mut pieces) = (HashSet::new(), Vec::new());
-    for position in 0..machine.layout.stage_devices() {
+    for position in 0..host.layout().stage_devices() {
         let spans = spans(program, &spec.sharding, &spec.ty, position);
         if !seen.insert(spans.clone()) {
             continue;
         }
-        let device = stage * machine.layout.stage_devices() + position;
+        let device = stage * host.layout().stage_devices() + position;
         for micro_batch in 0..program.batch.micro_batches {
-            let at = machine.layout.slot(entry, device, micro_batch, Slot::Output(index as u32));
-            let window = machine.memory.window(at, bytes);
+            let window = host.window(entry, device, micro_batch, Slot::Output(index as u32), bytes);
             let blocks = shared_blocks(program, spec, &spans, shape, micro_batch, rows);
             pieces.extend(blocks.into_iter().map(|block| Piece { window, block }));
             if spec.batch_dim.is_none() {

@@ -1,8 +1,8 @@
 //! Between the host's tensors and the devices' pieces: rows to replicas and micro-batches, dims to shards.
 
 use crate::block::{Place, runs};
-use crate::layout::spans;
-use crate::machine::Machine;
+use crate::layout::{Layout, spans};
+use crate::memory::Window;
 use crate::tensor::HostTensor;
 use pcc_ir::Diagnostic;
 use pcc_ir::program::{IoSpec, Program, Slot};
@@ -15,14 +15,23 @@ pub(crate) struct Sizes {
     pub(crate) seq: Option<usize>,
 }
 
+/// Inputs and outputs of all devices, as the host sees them.
+pub(crate) trait HostSide {
+    fn program(&self) -> &Program;
+    fn layout(&self) -> &Layout;
+    /// An input or output of a device, which uses it.
+    fn window(&self, entry: usize, device: usize, micro_batch: usize, slot: Slot, bytes: usize)
+    -> Window<'_>;
+}
+
 /// Writes the inputs of every device that uses them. Returns the sequence extent given, if an input has one.
 pub(crate) fn write_inputs(
-    machine: &Machine,
+    host: &dyn HostSide,
     entry: usize,
     inputs: &BTreeMap<String, HostTensor>,
     rows: usize,
 ) -> Result<Option<usize>, Diagnostic> {
-    let program = &machine.program;
+    let program = host.program();
     let specs = &program.entries[entry].inputs;
     if let Some(name) = inputs.keys().find(|name| !specs.iter().any(|s| s.name == **name)) {
         return Err(Diagnostic::input(format!("the entry has no input `{name}`")).help(names(specs)));
@@ -40,10 +49,10 @@ pub(crate) fn write_inputs(
         check_tokens(program, spec, tensor)?;
         let slot = Slot::Input(index as u32);
         for device in 0..program.mesh.devices() {
-            let stage = device / machine.layout.stage_devices();
-            if machine.layout.stages[stage].entries[entry].inputs[index].is_some() {
+            let stage = device / host.layout().stage_devices();
+            if host.layout().stages[stage].entries[entry].inputs[index].is_some() {
                 for micro_batch in 0..program.batch.micro_batches {
-                    write_piece(machine, entry, device, micro_batch, slot, spec, tensor, &bytes, sizes);
+                    write_piece(host, entry, device, micro_batch, slot, spec, tensor, &bytes, sizes);
                 }
             }
         }
@@ -151,7 +160,7 @@ pub(crate) fn shared_blocks(
 }
 
 fn write_piece(
-    machine: &Machine,
+    host: &dyn HostSide,
     entry: usize,
     device: usize,
     micro_batch: usize,
@@ -161,13 +170,12 @@ fn write_piece(
     bytes: &[u8],
     sizes: Sizes,
 ) {
-    let program = &machine.program;
-    let position = device % machine.layout.stage_devices();
+    let program = host.program();
+    let position = device % host.layout().stage_devices();
     let spans = spans(program, &spec.sharding, &spec.ty, position);
     let local = spec.sharding.local_shape(&spec.ty.shape);
     let size = spec.ty.dtype.bytes();
-    let at = machine.layout.slot(entry, device, micro_batch, slot);
-    let window = machine.memory.window(at, local.iter().product::<usize>() * size);
+    let window = host.window(entry, device, micro_batch, slot, local.iter().product::<usize>() * size);
     window.zero();
     for block in shared_blocks(program, spec, &spans, &tensor.shape, micro_batch, sizes.rows) {
         let from = Place { shape: &tensor.shape, start: &block.host };

@@ -50,7 +50,7 @@ pub fn generate(
     on_token: &mut dyn FnMut(usize, u32) -> Result<bool, Diagnostic>,
 ) -> Result<Timing, Diagnostic> {
     let seq = generation.check(session.program())?;
-    session.reset_states();
+    session.reset_states()?;
     let mut timing = Timing::default();
     let mut rows: Vec<Row> = generation
         .prompts

@@ -151,6 +151,58 @@ impl Layout {
         Ok(Self { stages, bases, teams, params, constants, slices, mails, total, stage_devices })
     }
 
+    /// As [`Layout::new`], for devices with a memory each: offsets are within it, and every device holds its own slices and all
+    /// constants. Messages have no buffers here. The slices of each device, and the bytes it needs.
+    ///
+    /// # Errors
+    /// The tables that grow with devices pass what this machine has available.
+    pub(crate) fn apart(program: &Program) -> Result<(Self, Vec<Vec<ParamSlice>>, Vec<u64>), Diagnostic> {
+        let stage_devices = program.mesh.stage_devices();
+        check_available(table_bytes(program))?;
+        let stages: Vec<_> = (0..program.mesh.pp as usize).map(|s| stage_layout(program, s)).collect();
+        let mut first = Cursor::default();
+        let constants = program.constants.iter().map(|c| first.take(c.ty.bytes() as u64) as usize).collect();
+        let (mut params, mut slices, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
+        for stage in &stages {
+            for position in 0..stage_devices {
+                let mut cursor = Cursor(first.0.saturating_add(stage.bytes));
+                let mut held = vec![usize::MAX; program.params.len()];
+                let mut own = Vec::new();
+                for &index in &stage.params {
+                    let param = &program.params[index as usize];
+                    let len = param.local_bytes();
+                    let at = Extent { offset: cursor.take(len) as usize, len: len as usize };
+                    held[index as usize] = at.offset;
+                    let spans = spans(program, &param.sharding, &param.ty, position);
+                    own.push(ParamSlice { param: index as usize, spans, at });
+                }
+                params.push(held);
+                slices.push(own);
+                bytes.push(cursor.0);
+            }
+        }
+        let devices = stages.len() * stage_devices;
+        let layout = Self {
+            stages,
+            bases: vec![first.0 as usize; devices],
+            teams: vec![0; devices],
+            params,
+            constants,
+            slices: Vec::new(),
+            mails: Vec::new(),
+            total: bytes.iter().fold(0u64, |n, &b| n.saturating_add(b)) as usize,
+            stage_devices,
+        };
+        Ok((layout, slices, bytes))
+    }
+
+    /// Where inputs and outputs of a device lie, all entries and micro-batches together.
+    pub(crate) fn io_of(&self, device: usize) -> Extent {
+        let stage = &self.stages[device / self.stage_devices];
+        let offset = self.bases[device] + stage.scratch.1 as usize;
+        Extent { offset, len: (stage.bytes - stage.scratch.1) as usize }
+    }
+
     /// Offset of a slot's buffer, for a device at a micro-batch.
     pub(crate) fn slot(&self, entry: usize, device: usize, micro_batch: usize, slot: Slot) -> usize {
         let stage = &self.stages[device / self.stage_devices];
@@ -213,6 +265,14 @@ impl Layout {
     /// Number of devices of a stage.
     pub(crate) fn stage_devices(&self) -> usize {
         self.stage_devices
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl StageLayout {
+    /// Parameters the stage uses.
+    pub(crate) fn params(&self) -> &BTreeSet<u32> {
+        &self.params
     }
 }
 

@@ -5,6 +5,8 @@ mod artifact;
 mod attention;
 mod block;
 mod collect;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod distribute;
 mod eval;
 mod executor;
@@ -28,6 +30,8 @@ mod validate;
 mod tests;
 
 pub use artifact::{Artifact, Contents, Levels};
+#[cfg(feature = "cuda")]
+pub use cuda::{GpuOptions, Gpus};
 pub use eval::{Evaluation, Score, evaluate};
 pub use generate::{Generation, Timing, generate};
 pub use interpreter::Interpreter;

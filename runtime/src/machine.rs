@@ -1,9 +1,10 @@
 //! All that is fixed once a program is loaded: memory, kernels, and what devices work out beforehand.
 
+use crate::distribute::HostSide;
 use crate::extents::FuncExtents;
 use crate::kernels::{KernelSet, Operand};
 use crate::layout::{Layout, Mail};
-use crate::memory::Mapping;
+use crate::memory::{Mapping, Window};
 use pcc_ir::program::{
     Base, EntryProgram, FuncProgram, InstrKind, Launch, Loc, LocalParam, Program, Scalar, Slot, Step,
 };
@@ -193,6 +194,27 @@ fn group_set(program: &Program, axes: &[AxisRef], before: usize) -> GroupSet {
         }
     }
     set
+}
+
+impl HostSide for Machine {
+    fn program(&self) -> &Program {
+        &self.program
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn window(
+        &self,
+        entry: usize,
+        device: usize,
+        micro_batch: usize,
+        slot: Slot,
+        bytes: usize,
+    ) -> Window<'_> {
+        self.memory.window(self.layout.slot(entry, device, micro_batch, slot), bytes)
+    }
 }
 
 /// Where a call finds its buffers: everything that turns a [`Loc`] into memory.

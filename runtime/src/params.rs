@@ -6,7 +6,7 @@ use crate::layout::{Layout, ParamSlice};
 use crate::memory::{Mapping, Window, encode};
 use crate::product::load::pack_piece;
 use crate::product::panels::Place;
-use pcc_ir::program::{LocalParam, Program, Storage};
+use pcc_ir::program::{ConstantData, LocalParam, Program, Storage};
 use pcc_ir::source::ReadParams;
 use pcc_ir::{DType, Diagnostic};
 use rayon::prelude::*;
@@ -32,10 +32,7 @@ pub(crate) fn load(
 ) -> Result<(), Diagnostic> {
     for (index, constant) in program.constants.iter().enumerate() {
         let window = memory.window(layout.constant(index), constant.ty.bytes());
-        for (i, &value) in constant.data.iter().enumerate() {
-            // The window has an element for each value: validation compared their number with the shape.
-            let _ = window.store(constant.ty.dtype, i, value);
-        }
+        store_constant(constant, &window);
     }
     let pieces: Vec<Piece> = layout.slices.iter().flat_map(|slice| pieces(program, slice)).collect();
     let total = pieces.iter().map(|p| p.bytes).sum();
@@ -54,6 +51,44 @@ pub(crate) fn load(
         progress(done.fetch_add(*bytes, Ordering::Relaxed) + bytes, total);
         Ok(())
     })
+}
+
+/// Fills a window with one slice, which begins at its start; padding stays zero.
+///
+/// # Errors
+/// As [`load`].
+#[cfg(feature = "cuda")]
+pub(crate) fn load_slice(
+    program: &Program,
+    slice: &ParamSlice,
+    window: &Window<'_>,
+    weights: &dyn ReadParams,
+) -> Result<(), Diagnostic> {
+    let param = &program.params[slice.param];
+    let named =
+        |d: Diagnostic| if d.place.is_none() { d.at(format!("parameter `{}`", param.name)) } else { d };
+    let pieces = pieces(program, slice);
+    pieces.par_iter().try_for_each(|p| {
+        load_piece(param, slice, p.range.clone(), window.part(0, window.len()), weights).map_err(named)
+    })
+}
+
+/// A constant as it lies in memory.
+#[cfg(feature = "cuda")]
+pub(crate) fn constant_bytes(constant: &ConstantData) -> Result<Vec<u8>, Diagnostic> {
+    let memory = Mapping::new(constant.ty.bytes())?;
+    let window = memory.window(0, constant.ty.bytes());
+    store_constant(constant, &window);
+    let mut bytes = vec![0; constant.ty.bytes()];
+    window.read(0, &mut bytes);
+    Ok(bytes)
+}
+
+fn store_constant(constant: &ConstantData, window: &Window<'_>) {
+    for (i, &value) in constant.data.iter().enumerate() {
+        // The window has an element for each value: validation compared their number with the shape.
+        let _ = window.store(constant.ty.dtype, i, value);
+    }
 }
 
 /// A part of a slice: indices of its first dim, or panels where it is quantised.

@@ -1,6 +1,8 @@
 //! A program in memory, ready to run its entries.
 
-use crate::distribute::Sizes;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cluster, GpuOptions};
+use crate::distribute::{HostSide, Sizes};
 use crate::executor::{Executor, Run, Settings};
 use crate::kernels::KernelSet;
 use crate::layout::Layout;
@@ -33,9 +35,26 @@ pub struct Options {
 
 /// A loaded program: parameters and states live here, runs go through [`Session::run`].
 pub struct Session {
-    executor: Executor,
+    backend: Backend,
     trace: Option<TraceSink>,
     poison: bool,
+}
+
+/// Where the program is loaded.
+enum Backend {
+    Cpu(Executor),
+    #[cfg(feature = "cuda")]
+    Gpu(Cluster),
+}
+
+impl Backend {
+    fn host(&self) -> &dyn HostSide {
+        match self {
+            Backend::Cpu(executor) => &executor.shared().machine,
+            #[cfg(feature = "cuda")]
+            Backend::Gpu(cluster) => cluster.host(),
+        }
+    }
 }
 
 impl Session {
@@ -61,17 +80,36 @@ impl Session {
             cancel: options.cancel.clone(),
         };
         let executor = Executor::new(Machine::new(program, layout, memory, kernels), settings)?;
-        Ok(Self { executor, trace: options.trace.clone(), poison: options.poison })
+        Ok(Self { backend: Backend::Cpu(executor), trace: options.trace.clone(), poison: options.poison })
+    }
+
+    /// As [`Session::new`], on GPUs: a program for one of [`pcc_ir::gpu::Arch`], with the PTX of its kernels.
+    ///
+    /// # Errors
+    /// Also: no driver or too old a one, not enough GPUs or others than compiled for, too little memory on one.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpus(
+        program: Program,
+        ptx: String,
+        weights: &dyn ReadParams,
+        options: &Options,
+        gpus: &GpuOptions,
+        progress: Progress<'_>,
+    ) -> Result<Self, Diagnostic> {
+        let program = program.expanded()?;
+        validate::check(&program)?;
+        let cluster = Cluster::new(program, ptx, weights, gpus, options.cancel.clone(), progress)?;
+        Ok(Self { backend: Backend::Gpu(cluster), trace: None, poison: false })
     }
 
     /// The loaded program.
     pub fn program(&self) -> &Program {
-        &self.executor.shared().machine.program
+        self.backend.host().program()
     }
 
     /// Bytes of all devices together.
     pub fn memory_bytes(&self) -> usize {
-        self.executor.shared().machine.layout.total
+        self.backend.host().layout().total
     }
 
     /// Runs `entry` on `rows` rows, at most the batch compiled for. Inputs are by name, with `rows` as their batch extent and a
@@ -104,16 +142,16 @@ impl Session {
         rows: usize,
         outputs: &mut BTreeMap<String, HostTensor>,
     ) -> Result<(), Diagnostic> {
-        let machine = &self.executor.shared().machine;
-        let index = find_entry(&machine.program, entry)?;
-        let batch = machine.program.batch;
+        let program = self.program();
+        let index = find_entry(program, entry)?;
+        let batch = program.batch;
         if rows == 0 || rows > batch.batch {
             return Err(Diagnostic::input(format!("{rows} rows were given"))
                 .why(format!("the program was compiled for 1 to {}", batch.batch))
                 .help("give fewer rows, or compile with a larger --batch"));
         }
         // Missing rows are zeros and not masked: what is reduced over the batch would count them.
-        let io = &machine.program.entries[index];
+        let io = &program.entries[index];
         let has_rows = |spec: &IoSpec| spec.batch_dim.is_some();
         if rows < batch.batch
             && io.inputs.iter().any(has_rows)
@@ -126,35 +164,56 @@ impl Session {
                 ))
                 .help(format!("give {} rows, or compile with --batch {rows}", batch.batch)));
         }
-        if self.poison {
-            poison(machine);
+        if self.poison
+            && let Backend::Cpu(executor) = &self.backend
+        {
+            poison(&executor.shared().machine);
         }
-        let seq = distribute::write_inputs(machine, index, inputs, rows)?;
-        refuse_short_reduction(&machine.program, index, seq)?;
+        let seq = distribute::write_inputs(self.backend.host(), index, inputs, rows)?;
+        refuse_short_reduction(self.program(), index, seq)?;
         let has_rows = |&m: &usize| (0..batch.replicas).any(|r| !batch.cell(rows, r, m).is_empty());
-        let micro_batches = (0..batch.micro_batches).filter(has_rows).collect();
-        let outcome = self.executor.run(Run { entry: index, micro_batches, rows, seq });
-        // Also those of a run that failed: they would be taken for the next one's.
-        let handed_over = self.hand_over_events(rows, seq);
-        outcome?;
-        handed_over?;
-        collect::outputs(&self.executor.shared().machine, index, Sizes { rows, seq }, outputs)
+        let micro_batches: Vec<usize> = (0..batch.micro_batches).filter(has_rows).collect();
+        let sizes = Sizes { rows, seq };
+        match &mut self.backend {
+            Backend::Cpu(executor) => {
+                let outcome = executor.run(Run { entry: index, micro_batches, rows, seq });
+                // Also those of a run that failed: they would be taken for the next one's.
+                let handed_over = self.hand_over_events(rows, seq);
+                outcome?;
+                handed_over?;
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Gpu(cluster) => cluster.run(index, micro_batches, sizes)?,
+        }
+        collect::outputs(self.backend.host(), index, sizes, outputs)
     }
 
     /// Sets all states to zero, as they are at the start.
-    pub fn reset_states(&mut self) {
-        let machine = &self.executor.shared().machine;
+    ///
+    /// # Errors
+    /// A GPU fails.
+    pub fn reset_states(&mut self) -> Result<(), Diagnostic> {
+        let machine = match &self.backend {
+            Backend::Cpu(executor) => &executor.shared().machine,
+            #[cfg(feature = "cuda")]
+            Backend::Gpu(cluster) => return cluster.reset_states(),
+        };
         for device in 0..machine.program.mesh.devices() {
             for extent in machine.layout.states_of(device, machine.program.batch.micro_batches) {
                 machine.memory.window(extent.offset, extent.len).zero();
             }
         }
+        Ok(())
     }
 
     /// Hands the times of a run to whoever asked for them.
     fn hand_over_events(&self, rows: usize, seq: Option<usize>) -> Result<(), Diagnostic> {
         let Some(sink) = &self.trace else { return Ok(()) };
-        let mut events = self.executor.take_events();
+        let mut events = match &self.backend {
+            Backend::Cpu(executor) => executor.take_events(),
+            #[cfg(feature = "cuda")]
+            Backend::Gpu(_) => return Ok(()),
+        };
         events.sort_by_key(|e| (e.start, e.device));
         let traced = Traced { program: self.program(), events: &events, rows, seq };
         sink.lock().unwrap_or_else(PoisonError::into_inner).add(&traced)

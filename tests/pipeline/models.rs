@@ -83,7 +83,7 @@ fn check(config: &str, mesh: Mesh, sp: bool, batch: BatchPlan) {
     let mut session = session(&c);
     for (rows, n) in [(batch.batch, 5), (1, 3), (batch.batch.div_ceil(2), 1), (batch.batch, SEQ)] {
         let what = format!("{rows} rows of {n} tokens on {mesh:?}, sp {sp}, {batch:?}");
-        session.reset_states();
+        session.reset_states().unwrap();
         let lengths = HostTensor::i32([rows], vec![n as i32; rows]);
         let prompt = vec![("tokens", tokens(rows, 0, n)), ("lengths", lengths)];
         assert_close(&run(&mut session, "prefill", rows, prompt), &exact(config, rows, n), &what);

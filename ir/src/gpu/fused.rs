@@ -16,12 +16,13 @@ pub fn reduces(kernel: &Kernel) -> bool {
     kernel.nodes.iter().any(|n| matches!(n, Node::RowReduce(..)))
 }
 
-/// Grid and block for these extents, all at least 1.
+/// Grid and block for these extents: those of rows are at least 1, that of the lane dim is so too unless the kernel reduces over it.
 pub fn shape(kernel: &Kernel, extents: &[u64]) -> Shape {
     let (lanes, outer) = extents.split_last().map_or((1, &[][..]), |(&l, o)| (l, o));
     let rows = outer.iter().fold(1u64, |n, &d| n.saturating_mul(d));
     if reduces(kernel) {
-        let threads = (lanes.div_ceil(VECTOR).min(ROW_THREADS.into()) as u32).next_multiple_of(super::WARP);
+        let threads =
+            (lanes.div_ceil(VECTOR).clamp(1, ROW_THREADS.into()) as u32).next_multiple_of(super::WARP);
         return Shape { grid: [rows.clamp(1, 65_536) as u32, 1, 1], threads, shared: 0 };
     }
     let groups = rows.saturating_mul(lanes.div_ceil(VECTOR));

@@ -42,14 +42,6 @@ pub enum LibraryKernel {
 /// Dims of [`LibraryKernel::Copy`].
 pub const COPY_RANK: usize = 6;
 
-/// A kernel and its launch.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Launched {
-    pub kernel: LibraryKernel,
-    pub shape: Shape,
-    pub params: Vec<u64>,
-}
-
 impl LibraryKernel {
     /// The symbol: what the kernel is, in words, and a digest of all that it is made of.
     pub fn symbol(&self) -> String {
@@ -73,6 +65,15 @@ impl LibraryKernel {
             LibraryKernel::Attention(_) => AttentionKernel::PARAMS,
             LibraryKernel::Copy { .. } => 2 + 3 * COPY_RANK,
             LibraryKernel::Reduce { members, .. } => 2 + *members as usize,
+        }
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn shared(&self) -> u32 {
+        match self {
+            LibraryKernel::Gemm(g) => g.shape(1, 1, 1).shared,
+            LibraryKernel::Attention(a) => a.shape(1, 1, 1, 1).shared,
+            LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => 0,
         }
     }
 

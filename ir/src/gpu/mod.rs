@@ -5,7 +5,7 @@
 //! half ([`f32_param`]). A kernel is right at any grid and block of the documented form: the sizes here are those that are fast.
 //!
 //! A fused kernel ([`crate::kernel::Kernel`]) takes, in this order: one pointer per access, `rank` extents, `accesses * rank` strides in elements,
-//! the scalars. Extents are what is there at the run; an extent of 0 is never launched. Grid and block are one-dimensional
+//! the scalars. Extents are what is there at the run; one of 0 is launched only along the lane dim of a kernel that reduces over it (the sum of nothing is 0). Grid and block are one-dimensional
 //! ([`fused::shape`]).
 //!
 //! Buffers start at addresses that [`BUFFER_ALIGN`] divides, so what is aligned follows from offsets and strides alone.
@@ -17,10 +17,10 @@ pub mod gemm;
 mod library;
 
 pub use arch::Arch;
-pub use library::{Launched, LibraryKernel, Shape, library};
+pub use library::{COPY_RANK, LibraryKernel, Shape, library};
 
 /// Bytes that divide the address of every slot, frame and value of a device.
-pub const BUFFER_ALIGN: u64 = 256;
+pub const BUFFER_ALIGN: u64 = 64;
 
 /// Threads of a warp.
 pub const WARP: u32 = 32;

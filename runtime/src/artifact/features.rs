@@ -7,8 +7,9 @@ use pcc_ir::program::Target;
 /// The kernels are for another kind of device, or use features that this CPU lacks; names them.
 pub(super) fn check(target: &Target) -> Result<(), Diagnostic> {
     if target.name != "cpu" {
-        return Err(Diagnostic::input(format!("the artifact is for {}, not for a CPU", target.name))
-            .help("compile it with --target cpu"));
+        return Err(Diagnostic::input(format!("the artifact is for {}, not for a CPU", target.name)).help(
+            "run it on GPUs (--device cuda) or simulated ones (--device cuda-sim), or compile it with --target cpu",
+        ));
     }
     let lacking: Vec<&str> =
         target.features.iter().map(String::as_str).filter(|f| detect(f) != Some(true)).collect();

@@ -101,6 +101,26 @@ impl Artifact {
         Ok(Box::new(KernelObject::load(&self.object_path(), self.program.kernels.values())?))
     }
 
+    /// The PTX of the kernels.
+    ///
+    /// # Errors
+    /// The artifact is for a CPU, or the file is missing or was changed.
+    pub fn ptx(&self) -> Result<String, Diagnostic> {
+        if self.program.target.device() != DeviceKind::Gpu {
+            return Err(Diagnostic::input(format!(
+                "the artifact is for {}, not for a GPU",
+                self.program.target.name
+            ))
+            .help("compile it with --target sm_90, for instance"));
+        }
+        self.check_object()?;
+        let path = self.object_path();
+        let bytes = read(&path)?;
+        String::from_utf8(bytes).map_err(|e| {
+            Diagnostic::input("the artifact is damaged").at(path.display().to_string()).why(e.to_string())
+        })
+    }
+
     /// The kernel object's file.
     pub fn object_path(&self) -> PathBuf {
         self.dir.join(object_name(&self.program.target))

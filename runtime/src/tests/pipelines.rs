@@ -196,7 +196,7 @@ fn states_persist_by_micro_batch_until_reset() {
     assert_eq!(run(&mut session, &[1.0, 2.0, 10.0, 20.0]), [1.0, 2.0, 10.0, 20.0]);
     assert_eq!(run(&mut session, &[1.0, 1.0, 1.0, 1.0]), [2.0, 3.0, 11.0, 21.0]);
     assert_eq!(run(&mut session, &[1.0, 1.0]), [3.0, 4.0], "one row: the first micro-batch");
-    session.reset_states();
+    session.reset_states().unwrap();
     assert_eq!(run(&mut session, &[1.0, 1.0, 1.0, 1.0]), [1.0, 1.0, 1.0, 1.0]);
 }
 

@@ -1,0 +1,175 @@
+//! What ranks share: whether the run has to end, why, and how long to wait for one another.
+
+use pcc_ir::Diagnostic;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Locks, also after a panic elsewhere: the run then ends with an error.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The end of a run, for all ranks.
+pub(super) struct Control {
+    cancel: Arc<AtomicBool>,
+    stop: AtomicBool,
+    failure: Mutex<Option<Diagnostic>>,
+    /// How long a rank waits for the others before it gives up.
+    patience: Duration,
+}
+
+/// Why a rank stopped: another failed, or the run was cancelled. Its reason is kept in [`Control`].
+pub(super) struct Stopped;
+
+impl Control {
+    pub(super) fn new(cancel: Arc<AtomicBool>, patience: Duration) -> Self {
+        Self { cancel, stop: AtomicBool::new(false), failure: Mutex::new(None), patience }
+    }
+
+    /// Ends the run; the first reason counts.
+    pub(super) fn fail(&self, diagnostic: Diagnostic) -> Stopped {
+        lock(&self.failure).get_or_insert(diagnostic);
+        self.stop.store(true, Ordering::Release);
+        Stopped
+    }
+
+    /// Whether to go on.
+    pub(super) fn go_on(&self) -> Result<(), Stopped> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(self.fail(Diagnostic::run("the run was cancelled")));
+        }
+        if self.stop.load(Ordering::Acquire) { Err(Stopped) } else { Ok(()) }
+    }
+
+    /// Why the run ended, if it failed.
+    pub(super) fn failure(&self) -> Option<Diagnostic> {
+        lock(&self.failure).clone()
+    }
+
+    /// Waits until `ready` gives something, looking again and again: at once, then after pauses that grow to a fifth of a millisecond.
+    pub(super) fn wait_for<T>(
+        &self,
+        what: &dyn Fn() -> Diagnostic,
+        mut ready: impl FnMut() -> Result<Option<T>, Stopped>,
+    ) -> Result<T, Stopped> {
+        let start = Instant::now();
+        for turn in 0u32.. {
+            if let Some(found) = ready()? {
+                return Ok(found);
+            }
+            self.go_on()?;
+            if start.elapsed() > self.patience {
+                let waited = format!("waited for {:.0} s", self.patience.as_secs_f64());
+                return Err(self.fail(what().why(waited)));
+            }
+            match turn {
+                0..64 => std::hint::spin_loop(),
+                64..256 => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(u64::from(turn - 255).min(200))),
+            }
+        }
+        Err(Stopped)
+    }
+}
+
+/// Where the members of a group, all in this process, show each other what they have.
+pub(super) struct Board<T> {
+    members: usize,
+    state: Mutex<Shown<T>>,
+    changed: Condvar,
+}
+
+struct Shown<T> {
+    /// What members show in this round.
+    offers: Vec<Option<T>>,
+    /// What all showed in the round before, and how many have still to take it.
+    round: Option<Arc<Vec<T>>>,
+    left: usize,
+}
+
+impl<T> Board<T> {
+    pub(super) fn new(members: usize) -> Self {
+        let state = Shown { offers: (0..members).map(|_| None).collect(), round: None, left: 0 };
+        Self { members, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Shows `offer` as member `own`, and waits for what all others show.
+    pub(super) fn exchange(
+        &self,
+        own: usize,
+        offer: T,
+        control: &Control,
+        what: &dyn Fn() -> Diagnostic,
+    ) -> Result<Arc<Vec<T>>, Stopped> {
+        let start = Instant::now();
+        let mut offer = Some(offer);
+        let mut shown = false;
+        let mut state = lock(&self.state);
+        loop {
+            if !shown && state.left == 0 && state.offers.get(own).is_some_and(Option::is_none) {
+                state.offers[own] = offer.take();
+                shown = true;
+                if state.offers.iter().all(Option::is_some) {
+                    let all = state.offers.iter_mut().filter_map(Option::take).collect();
+                    state.round = Some(Arc::new(all));
+                    state.left = self.members;
+                    self.changed.notify_all();
+                }
+            }
+            if shown
+                && state.left > 0
+                && state.offers.get(own).is_some_and(Option::is_none)
+                && let Some(round) = state.round.clone()
+            {
+                state.left -= 1;
+                if state.left == 0 {
+                    state.round = None;
+                    self.changed.notify_all();
+                }
+                return Ok(round);
+            }
+            // Woken by the others, or now and then to see whether the run has ended.
+            let waited = self.changed.wait_timeout(state, Duration::from_millis(20));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            control.go_on()?;
+            if start.elapsed() > control.patience {
+                return Err(control.fail(what()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control(patience: Duration) -> Control {
+        Control::new(Arc::new(AtomicBool::new(false)), patience)
+    }
+
+    #[test]
+    fn rounds_do_not_mix() {
+        let (board, control) = (Board::new(3), control(Duration::from_secs(60)));
+        std::thread::scope(|scope| {
+            for own in 0..3usize {
+                let (board, control) = (&board, &control);
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let late = || Diagnostic::run("late");
+                        let all = board.exchange(own, (round, own), control, &late);
+                        let all = all.unwrap_or_else(|_| panic!("stopped"));
+                        assert_eq!(*all, [(round, 0), (round, 1), (round, 2)]);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_member_that_never_comes_ends_the_others() {
+        let (board, control) = (Board::new(2), control(Duration::from_millis(50)));
+        assert!(board.exchange(0, (), &control, &|| Diagnostic::run("member 1 is late")).is_err());
+        assert_eq!(control.failure().unwrap().what, "member 1 is late");
+    }
+}

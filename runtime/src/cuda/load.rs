@@ -1,0 +1,129 @@
+//! Finding CUDA, or what stands in for it, before anything asks for it: a missing library is an error here and a panic there.
+
+use super::driver;
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
+use pcc_ir::Diagnostic;
+use pcc_ir::gpu::Arch;
+use std::ffi::c_char;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// Which devices to run on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Gpus {
+    /// The machine's.
+    #[default]
+    Real,
+    /// Simulated on the CPU, by the libraries in this folder.
+    Simulated(PathBuf),
+}
+
+/// The stand-ins' file names.
+const SIMULATED: [&str; 2] = ["libpcc_sim_cuda.so", "libpcc_sim_nccl.so"];
+/// Where the driver's library may be, if not at its usual places: nothing else of CUDA is needed.
+static STAND_INS: OnceLock<Vec<Library>> = OnceLock::new();
+/// The fault that a simulated device found last, of the library that holds it.
+type LastFault = unsafe extern "C" fn(*mut c_char, usize) -> usize;
+
+/// Makes the driver's library available. The path of NCCL's library, if it is a given one.
+///
+/// # Errors
+/// There is none, or what stands in for it is not there.
+pub(super) fn prepare(gpus: &Gpus) -> Result<Option<PathBuf>, Diagnostic> {
+    let folder = match gpus {
+        Gpus::Simulated(folder) => folder,
+        Gpus::Real => {
+            // SAFETY: loads the library by its usual names, which runs its initialisers, and unloads it.
+            if unsafe { cudarc::driver::sys::is_culib_present() } {
+                return Ok(None);
+            }
+            return Err(Diagnostic::run("this machine has no CUDA driver")
+                .why("libcuda.so was not found; it comes with NVIDIA's driver")
+                .help(
+                    "install the driver, or check the artifact without a GPU: --device cuda-sim; for this CPU, compile with \
+                     --target cpu",
+                ));
+        }
+    };
+    let nccl = folder.join(SIMULATED[1]);
+    if STAND_INS.get().is_none() {
+        let libraries =
+            SIMULATED.iter().map(|name| open(&folder.join(name))).collect::<Result<Vec<_>, _>>()?;
+        // Another thread may have been first: the same libraries then.
+        let _ = STAND_INS.set(libraries);
+    }
+    Ok(Some(nccl))
+}
+
+fn open(path: &Path) -> Result<Library, Diagnostic> {
+    // SAFETY: the library is pcc's own, which lies beside its executable; its initialisers do nothing.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|e| {
+        Diagnostic::run("the simulated GPU is not there")
+            .at(path.display().to_string())
+            .why(e.to_string())
+            .help("build it: cargo build -p pcc-sim-cuda -p pcc-sim-nccl")
+    })
+}
+
+/// What CUDA said, and, of a simulated device, what it has found.
+pub(super) fn explained(why: &str) -> String {
+    match last_fault() {
+        Some(fault) => format!("{why}: {fault}"),
+        None => why.to_owned(),
+    }
+}
+
+/// Longest fault that is shown, in bytes.
+const FAULT: usize = 4096;
+
+fn last_fault() -> Option<String> {
+    let library = STAND_INS.get()?.first()?;
+    // SAFETY: the stand-in exports this function with this signature.
+    let function: Symbol<LastFault> = unsafe { library.get(b"pcc_sim_last_fault\0") }.ok()?;
+    let mut text = vec![0u8; FAULT];
+    // SAFETY: the function writes at most the length given.
+    let len = unsafe { function(text.as_mut_ptr().cast(), text.len()) };
+    text.truncate(len.min(FAULT));
+    let text = String::from_utf8_lossy(&text).trim_end_matches('\0').trim().to_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+/// The CUDA version that a driver must support to read the PTX of an architecture (PTX ISA, release notes).
+fn needed(arch: Arch) -> i32 {
+    match arch {
+        Arch::Sm80 => 11_000,
+        Arch::Sm90 => 11_080,
+        Arch::Sm90a => 12_000,
+        Arch::Sm100a => 12_070,
+    }
+}
+
+/// Checks that the driver is new enough, and the number of devices.
+///
+/// # Errors
+/// The driver is too old, broken, or has no device.
+pub(super) fn check_driver(arch: Arch) -> Result<usize, Diagnostic> {
+    let broken = |e: driver::Failure| {
+        Diagnostic::run("the CUDA driver cannot be used")
+            .why(e.to_string())
+            .help("nvidia-smi tells whether the driver runs and sees a GPU")
+    };
+    let devices = driver::devices().map_err(broken)?;
+    let version = driver::version().map_err(broken)?;
+    let text = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+    if version < needed(arch) {
+        return Err(Diagnostic::run("the CUDA driver is too old for the artifact")
+            .why(format!(
+                "it supports CUDA {}, kernels for {} need {}",
+                text(version),
+                arch.name(),
+                text(needed(arch))
+            ))
+            .help("install a newer driver, or compile for an older architecture"));
+    }
+    if devices == 0 {
+        return Err(Diagnostic::run("the machine has no GPU that CUDA can use")
+            .help("nvidia-smi lists GPUs; CUDA_VISIBLE_DEVICES may hide them"));
+    }
+    Ok(devices)
+}

@@ -1,0 +1,270 @@
+//! GPUs: the same program, on devices with a memory and a queue each.
+//!
+//! One thread a rank ([`rank`]). It queues kernels, products and attention on a stream for compute and collectives on one for communication, with
+//! events between them, and waits only at the end of a run. What it queues is worked out from the validated program ([`plan`]); calls of the driver
+//! are in [`driver`], those of NCCL in [`nccl`].
+//!
+//! A run that comes a second time with the same sizes, as a step of decoding does, is recorded as a graph and launched as one from then on.
+//!
+//! Several ranks may share a GPU ([`Gpus`] and [`GpuOptions::ranks_per_device`]): their collectives are then copies and reductions on devices of this process
+//! ([`peers`]), which lets a plan for many GPUs be checked on one.
+
+mod block;
+mod control;
+mod driver;
+mod exchange;
+mod load;
+mod mirror;
+mod nccl;
+mod peers;
+mod plan;
+mod rank;
+mod room;
+mod weights;
+mod work;
+
+pub use load::Gpus;
+
+use crate::distribute::{self, HostSide};
+use crate::layout::{Layout, ParamSlice};
+use crate::params::Progress;
+use control::{Control, Stopped};
+use mirror::Mirror;
+use nccl::Nccl;
+use pcc_ir::gpu::Arch;
+use pcc_ir::program::{InstrKind, Program, Storage};
+use pcc_ir::source::ReadParams;
+use pcc_ir::{DType, Diagnostic};
+use peers::Meeting;
+use plan::Plan;
+use rank::{Command, Run, Station};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How to run on GPUs.
+#[derive(Clone, Debug)]
+pub struct GpuOptions {
+    pub gpus: Gpus,
+    /// Ranks that share a GPU. More than one: collectives are copies on devices of this process, and NCCL is not used.
+    pub ranks_per_device: usize,
+    /// How long ranks wait for one another before the run fails.
+    pub patience: Duration,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        Self { gpus: Gpus::Real, ranks_per_device: 1, patience: Duration::from_secs(300) }
+    }
+}
+
+/// The ranks of a program, loaded.
+pub(crate) struct Cluster {
+    plan: Arc<Plan>,
+    mirror: Arc<Mirror>,
+    meeting: Arc<Meeting>,
+    control: Arc<Control>,
+    ranks: Vec<Worker>,
+}
+
+/// A rank's thread, and how to talk with it.
+struct Worker {
+    commands: Option<SyncSender<Command>>,
+    replies: Receiver<Result<(), Stopped>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Commands that wait in a rank's queue: pieces of weights, so that reading and uploading overlap.
+const WAITING: usize = 2;
+
+impl Cluster {
+    /// Checks the machine's GPUs, allocates, and loads kernels and weights. The program is validated.
+    ///
+    /// # Errors
+    /// No driver, or too old a one, too few or other GPUs, too little memory, NCCL missing, a parameter cannot be read.
+    pub(crate) fn new(
+        program: Program,
+        ptx: String,
+        weights: &dyn ReadParams,
+        options: &GpuOptions,
+        cancel: Arc<AtomicBool>,
+        progress: Progress<'_>,
+    ) -> Result<Self, Diagnostic> {
+        let arch = Arch::parse(&program.target.name).ok_or_else(|| {
+            Diagnostic::input(format!("the artifact is for {}, not for a GPU", program.target.name))
+                .help("compile it with --target sm_90, for instance")
+        })?;
+        check_form(&program)?;
+        let nccl = load::prepare(&options.gpus)?;
+        let present = load::check_driver(arch)?;
+        let (layout, slices, bytes) = Layout::apart(&program)?;
+        let plan = Arc::new(Plan::new(program, layout));
+        plan.check_messages()?;
+        let ordinals = weights::place(&plan, options, present)?;
+        let local = options.ranks_per_device > 1;
+        weights::check_devices(&plan, arch, &ordinals, &bytes, local)?;
+        let circles = plan.circles();
+        let meeting = if local || circles.values().all(|&members| members <= 1) {
+            Meeting::local(&circles)
+        } else {
+            let broken = |why: String| Diagnostic::run("NCCL cannot be used").why(why);
+            Meeting::nccl(Nccl::load(nccl)?, &circles).map_err(broken)?
+        };
+        let mirror = Arc::new(Mirror::new(plan.clone())?);
+        let control = Arc::new(Control::new(cancel, options.patience));
+        let mut cluster = Self { plan, mirror, meeting: Arc::new(meeting), control, ranks: Vec::new() };
+        let ptx: Arc<str> = ptx.into();
+        for (device, (&ordinal, &bytes)) in ordinals.iter().zip(&bytes).enumerate() {
+            cluster.start(device, ordinal, bytes, ptx.clone())?;
+        }
+        cluster.await_all()?;
+        cluster.load(&slices, weights, progress)?;
+        Ok(cluster)
+    }
+
+    fn start(&mut self, device: usize, ordinal: usize, bytes: u64, ptx: Arc<str>) -> Result<(), Diagnostic> {
+        let station = Station {
+            device,
+            ordinal,
+            bytes,
+            plan: self.plan.clone(),
+            ptx,
+            meeting: self.meeting.clone(),
+            mirror: self.mirror.clone(),
+            control: self.control.clone(),
+        };
+        let (commands, orders) = sync_channel(WAITING);
+        let (answers, replies): (Sender<_>, _) = channel();
+        let thread = std::thread::Builder::new().name(format!("pcc-rank-{device}"));
+        let thread = thread.spawn(move || station.serve(&orders, &answers)).map_err(|e| {
+            Diagnostic::run(format!("a thread for rank {device} cannot be started")).why(e.to_string())
+        })?;
+        self.ranks.push(Worker { commands: Some(commands), replies, thread: Some(thread) });
+        Ok(())
+    }
+
+    /// Waits for an answer of every rank.
+    fn await_all(&self) -> Result<(), Diagnostic> {
+        let mut ended = false;
+        for (device, rank) in self.ranks.iter().enumerate() {
+            match rank.replies.recv() {
+                Ok(Ok(())) => {}
+                Ok(Err(Stopped)) => ended = true,
+                Err(_) => {
+                    ended = true;
+                    self.control.fail(Diagnostic::internal(format!("rank {device} ended without a word")));
+                }
+            }
+        }
+        match (ended, self.control.failure()) {
+            (false, _) => Ok(()),
+            (true, Some(failure)) => Err(failure),
+            (true, None) => Err(Diagnostic::internal("a rank stopped without a reason")),
+        }
+    }
+
+    /// Tells a rank what to do.
+    fn tell(&self, device: usize, command: Command) -> Result<(), Diagnostic> {
+        let told = self.ranks[device].commands.as_ref().map(|c| c.send(command));
+        match told {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self
+                .control
+                .failure()
+                .unwrap_or_else(|| Diagnostic::internal(format!("rank {device} is gone")))),
+        }
+    }
+
+    fn tell_all(&self, command: impl Fn() -> Command) -> Result<(), Diagnostic> {
+        (0..self.ranks.len()).try_for_each(|device| self.tell(device, command()))?;
+        self.await_all()
+    }
+
+    fn load(
+        &self,
+        slices: &[Vec<ParamSlice>],
+        weights: &dyn ReadParams,
+        progress: Progress<'_>,
+    ) -> Result<(), Diagnostic> {
+        let uploads = std::cell::RefCell::new(vec![0usize; self.ranks.len()]);
+        let upload = |device: usize, at: u64, bytes: Arc<Vec<u8>>| {
+            uploads.borrow_mut()[device] += 1;
+            self.tell(device, Command::Upload { at, bytes })
+        };
+        weights::load(&self.plan, slices, weights, progress, &upload)?;
+        // Every upload was answered, and nobody has listened yet.
+        for (device, &count) in uploads.borrow().iter().enumerate() {
+            for _ in 0..count {
+                if !matches!(self.ranks[device].replies.recv(), Ok(Ok(()))) {
+                    let unknown = || Diagnostic::internal(format!("rank {device} is gone"));
+                    return Err(self.control.failure().unwrap_or_else(unknown));
+                }
+            }
+        }
+        self.tell_all(|| Command::Settle)
+    }
+
+    pub(crate) fn host(&self) -> &dyn HostSide {
+        &*self.mirror
+    }
+
+    /// Runs an entry whose inputs are in the host's copy, where its outputs will be.
+    pub(crate) fn run(
+        &self,
+        entry: usize,
+        micro_batches: Vec<usize>,
+        sizes: distribute::Sizes,
+    ) -> Result<(), Diagnostic> {
+        self.meeting.clear();
+        let run = Run { entry, micro_batches: Arc::new(micro_batches), rows: sizes.rows, seq: sizes.seq };
+        self.tell_all(|| Command::Run(run.clone()))
+    }
+
+    /// Sets all states to zero.
+    pub(crate) fn reset_states(&self) -> Result<(), Diagnostic> {
+        self.tell_all(|| Command::Reset)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.ranks.iter_mut().for_each(|r| r.commands = None);
+        for rank in &mut self.ranks {
+            if let Some(thread) = rank.thread.take() {
+                // A rank that panicked has nothing left to free but what the driver frees at the end.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// A program for GPUs shares nothing and has no weights in panels.
+fn check_form(program: &Program) -> Result<(), Diagnostic> {
+    let damaged = |why: &str| {
+        Err(Diagnostic::input("the artifact is damaged")
+            .at("program.json")
+            .why(why.to_owned())
+            .help("compile the model again"))
+    };
+    if !program.team.is_empty() || program.funcs.iter().any(|f| f.instrs.iter().any(|i| i.once)) {
+        return damaged("it shares work between devices that have no memory in common");
+    }
+    if program.params.iter().any(|p| p.storage != Storage::Dense) {
+        return damaged("it keeps weights in panels, which GPUs do not read");
+    }
+    let unfit = |kind: &InstrKind| match kind {
+        InstrKind::Rows(_) => true,
+        InstrKind::Gemm(g) => g.packed.is_some() || g.accumulate,
+        InstrKind::Attention(a) => {
+            let float = |d: DType| matches!(d, DType::F32 | DType::BF16 | DType::F16);
+            ![&a.k, &a.v, &a.out].iter().all(|v| v.dtype == a.q.dtype) || !float(a.q.dtype)
+        }
+        InstrKind::Kernel(_) | InstrKind::Collective(_) => false,
+    };
+    if program.funcs.iter().any(|f| f.instrs.iter().any(|i| unfit(&i.kind))) {
+        return damaged("it has an instruction that GPUs do not run");
+    }
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! NCCL, found when it is needed: its functions in a table, and communicators that are ended when dropped.
+//!
+//! The library is looked for by its own names (a table rather than a binding's loader): wheels and distributions ship `libnccl.so.2`, without the
+//! plain `libnccl.so` of a development package.
+
+use super::work::{Among, AmongKind};
+use cudarc::driver::sys::CUstream;
+use libloading::Library;
+use pcc_ir::{DType, Diagnostic, ReduceKind};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where NCCL is, when it is at no usual place.
+const VARIABLE: &str = "PCC_NCCL";
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+type Comm = *mut c_void;
+type Code = c_int;
+
+/// What the first rank of a communicator tells the others.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct UniqueId([c_char; 128]);
+
+macro_rules! table {
+    ($($field:ident = $symbol:literal: fn($($arg:ty),*) -> $out:ty;)*) => {
+        /// The functions used.
+        struct Table { $($field: unsafe extern "C" fn($($arg),*) -> $out,)* }
+
+        impl Table {
+            /// # Safety
+            /// The library must be NCCL, whose functions have these signatures.
+            unsafe fn of(library: &Library) -> Result<Self, libloading::Error> {
+                // SAFETY: as the caller promises.
+                unsafe { Ok(Self { $($field: *library.get($symbol)?,)* }) }
+            }
+        }
+    };
+}
+
+table! {
+    unique_id = b"ncclGetUniqueId\0": fn(*mut UniqueId) -> Code;
+    init = b"ncclCommInitRank\0": fn(*mut Comm, c_int, UniqueId, c_int) -> Code;
+    abort = b"ncclCommAbort\0": fn(Comm) -> Code;
+    destroy = b"ncclCommDestroy\0": fn(Comm) -> Code;
+    async_error = b"ncclCommGetAsyncError\0": fn(Comm, *mut Code) -> Code;
+    all_reduce = b"ncclAllReduce\0": fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, CUstream) -> Code;
+    all_gather = b"ncclAllGather\0": fn(*const c_void, *mut c_void, usize, c_int, Comm, CUstream) -> Code;
+    reduce_scatter = b"ncclReduceScatter\0": fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, CUstream) -> Code;
+    broadcast = b"ncclBroadcast\0": fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, CUstream) -> Code;
+    send = b"ncclSend\0": fn(*const c_void, usize, c_int, c_int, Comm, CUstream) -> Code;
+    recv = b"ncclRecv\0": fn(*mut c_void, usize, c_int, c_int, Comm, CUstream) -> Code;
+    group_start = b"ncclGroupStart\0": fn() -> Code;
+    group_end = b"ncclGroupEnd\0": fn() -> Code;
+    error_string = b"ncclGetErrorString\0": fn(Code) -> *const c_char;
+    last_error = b"ncclGetLastError\0": fn(Comm) -> *const c_char;
+}
+
+/// Codes that mean that all is well, so far.
+const SUCCESS: Code = 0;
+const IN_PROGRESS: Code = 7;
+
+/// The loaded library.
+pub(super) struct Nccl {
+    table: Table,
+    _library: Library,
+}
+
+impl Nccl {
+    /// Loads the library at `path`, or where it is usually found.
+    ///
+    /// # Errors
+    /// There is none, or it is too old.
+    pub(super) fn load(path: Option<PathBuf>) -> Result<Self, Diagnostic> {
+        let given = path.or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));
+        let candidates = match given {
+            Some(path) => vec![path],
+            None => NAMES.map(PathBuf::from).to_vec(),
+        };
+        let mut why = Vec::new();
+        for candidate in &candidates {
+            // SAFETY: loading runs the library's initialisers: those of NCCL, or of what the user names as such.
+            match unsafe { Library::new(candidate) } {
+                Ok(library) => {
+                    // SAFETY: the functions have had these signatures since version 2.7.
+                    let table = unsafe { Table::of(&library) };
+                    let table = table.map_err(|e| {
+                        Diagnostic::run("this NCCL is too old")
+                            .at(candidate.display().to_string())
+                            .why(e.to_string())
+                            .help("pcc needs NCCL 2.13 or newer")
+                    })?;
+                    return Ok(Self { table, _library: library });
+                }
+                Err(e) => why.push(e.to_string()),
+            }
+        }
+        Err(Diagnostic::run("NCCL was not found, which GPUs exchange data through")
+            .why(why.join("; "))
+            .help(format!(
+                "install it (a wheel: pip install nvidia-nccl-cu12), and set {VARIABLE} to its libnccl.so.2; or run all ranks on one \
+                 GPU with --ranks-per-device, which needs none"
+            )))
+    }
+
+    fn check(&self, call: &str, code: Code, comm: Comm) -> Result<(), String> {
+        if code == SUCCESS || code == IN_PROGRESS {
+            return Ok(());
+        }
+        let text = |p: *const c_char| {
+            // SAFETY: NCCL returns a string that ends with a zero and stays as it is until the next call of this thread.
+            (!p.is_null()).then(|| unsafe { CStr::from_ptr(p) }.to_string_lossy().trim().to_owned())
+        };
+        // SAFETY: the code is NCCL's; the communicator is live or null.
+        let (name, last) =
+            unsafe { (text((self.table.error_string)(code)), text((self.table.last_error)(comm))) };
+        let last = last.filter(|l| !l.is_empty()).map(|l| format!(" ({l})")).unwrap_or_default();
+        Err(format!("{call}: {}{last}", name.unwrap_or_else(|| format!("error {code}"))))
+    }
+
+    /// A name for a communicator to be.
+    pub(super) fn unique_id(&self) -> Result<UniqueId, String> {
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: writes the id.
+        let code = unsafe { (self.table.unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", code, std::ptr::null_mut())?;
+        Ok(id)
+    }
+
+    /// Joins a communicator of `members` as number `own`; returns when all have. The device's context must be current.
+    pub(super) fn join(
+        self: &Arc<Self>,
+        id: UniqueId,
+        members: usize,
+        own: usize,
+    ) -> Result<Communicator, String> {
+        let mut comm: Comm = std::ptr::null_mut();
+        // SAFETY: writes the communicator; the id is one of `unique_id`.
+        let code = unsafe { (self.table.init)(&mut comm, members as c_int, id, own as c_int) };
+        self.check("ncclCommInitRank", code, std::ptr::null_mut())?;
+        Ok(Communicator { nccl: self.clone(), comm, members, ended: false })
+    }
+}
+
+/// One rank's part of a communicator.
+pub(super) struct Communicator {
+    nccl: Arc<Nccl>,
+    comm: Comm,
+    members: usize,
+    ended: bool,
+}
+
+fn dtype(d: DType) -> Result<c_int, String> {
+    match d {
+        DType::I32 => Ok(2),
+        DType::I64 => Ok(4),
+        DType::F16 => Ok(6),
+        DType::F32 => Ok(7),
+        DType::F64 => Ok(8),
+        DType::BF16 => Ok(9),
+        DType::Bool => Ok(1),
+    }
+}
+
+fn op(reduce: ReduceKind) -> c_int {
+    match reduce {
+        ReduceKind::Sum => 0,
+        ReduceKind::Max => 2,
+        ReduceKind::Min => 3,
+    }
+}
+
+impl Communicator {
+    /// Queues a collective.
+    pub(super) fn among(&self, a: &Among, stream: CUstream) -> Result<(), String> {
+        let (from, to, count) = (a.from as *const c_void, a.to as *mut c_void, a.count as usize);
+        let (kind, t) = (dtype(a.dtype)?, &self.nccl.table);
+        // SAFETY: addresses and counts are those of buffers of the rank (validated program, planned scratch); communicator and stream live.
+        let (call, code) = unsafe {
+            match a.kind {
+                AmongKind::AllReduce => {
+                    ("ncclAllReduce", (t.all_reduce)(from, to, count, kind, op(a.reduce), self.comm, stream))
+                }
+                AmongKind::AllGather => {
+                    ("ncclAllGather", (t.all_gather)(from, to, count, kind, self.comm, stream))
+                }
+                AmongKind::ReduceScatter => (
+                    "ncclReduceScatter",
+                    (t.reduce_scatter)(from, to, count, kind, op(a.reduce), self.comm, stream),
+                ),
+                AmongKind::Broadcast => {
+                    ("ncclBroadcast", (t.broadcast)(from, to, count, kind, 0, self.comm, stream))
+                }
+                AmongKind::AllToAll => return self.all_to_all(a, kind, stream),
+            }
+        };
+        self.nccl.check(call, code, self.comm)
+    }
+
+    fn all_to_all(&self, a: &Among, kind: c_int, stream: CUstream) -> Result<(), String> {
+        let (t, bytes) = (&self.nccl.table, a.count * a.dtype.bytes() as u64);
+        // SAFETY: opens a group of this thread.
+        self.nccl.check("ncclGroupStart", unsafe { (t.group_start)() }, self.comm)?;
+        for peer in 0..self.members {
+            let (from, to) = (a.from + peer as u64 * bytes, a.to + peer as u64 * bytes);
+            // SAFETY: as in `among`.
+            let codes = unsafe {
+                [
+                    (t.send)(from as *const c_void, a.count as usize, kind, peer as c_int, self.comm, stream),
+                    (t.recv)(to as *mut c_void, a.count as usize, kind, peer as c_int, self.comm, stream),
+                ]
+            };
+            codes.iter().try_for_each(|&code| self.nccl.check("ncclSend and ncclRecv", code, self.comm))?;
+        }
+        // SAFETY: closes the group opened above.
+        self.nccl.check("ncclGroupEnd", unsafe { (t.group_end)() }, self.comm)
+    }
+
+    /// Queues bytes for the other member of two.
+    pub(super) fn send(&self, from: u64, bytes: u64, peer: usize, stream: CUstream) -> Result<(), String> {
+        let from = from as *const c_void;
+        // SAFETY: as in `among`.
+        let code =
+            unsafe { (self.nccl.table.send)(from, bytes as usize, 1, peer as c_int, self.comm, stream) };
+        self.nccl.check("ncclSend", code, self.comm)
+    }
+
+    /// Queues the receipt of bytes from the other member of two.
+    pub(super) fn recv(&self, to: u64, bytes: u64, peer: usize, stream: CUstream) -> Result<(), String> {
+        // SAFETY: as in `among`.
+        let code = unsafe {
+            (self.nccl.table.recv)(to as *mut c_void, bytes as usize, 1, peer as c_int, self.comm, stream)
+        };
+        self.nccl.check("ncclRecv", code, self.comm)
+    }
+
+    /// Whether the communicator is still whole.
+    ///
+    /// # Errors
+    /// What happened to it: a rank is gone, or the network.
+    pub(super) fn health(&self) -> Result<(), String> {
+        let mut state = SUCCESS;
+        // SAFETY: writes the state; the communicator lives.
+        let code = unsafe { (self.nccl.table.async_error)(self.comm, &mut state) };
+        self.nccl.check("ncclCommGetAsyncError", code, self.comm)?;
+        self.nccl.check("communicator", state, self.comm)
+    }
+
+    /// Ends what is queued here and on the other members.
+    pub(super) fn abort(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            // SAFETY: aborted once, and not used afterwards.
+            unsafe { (self.nccl.table.abort)(self.comm) };
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if !self.ended {
+            // SAFETY: destroyed once; all its work is done.
+            unsafe { (self.nccl.table.destroy)(self.comm) };
+        }
+    }
+}

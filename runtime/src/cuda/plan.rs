@@ -1,0 +1,283 @@
+//! From instructions to work: addresses, extents and parameters on one device at one run. Nothing here calls CUDA.
+
+use super::exchange::{Exchange, scratch_bytes};
+use super::peers::Circle;
+use super::work::{Product, Work};
+use crate::extents::FuncExtents;
+use crate::layout::Layout;
+use crate::machine::{FuncScalars, Groups};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
+use pcc_ir::gpu::gemm::{BATCH, GemmKernel};
+use pcc_ir::gpu::{LibraryKernel, Shape, f32_param, fused};
+use pcc_ir::program::{
+    AttentionCall, Base, CollectiveCall, CollectiveKind, FuncProgram, Gemm, InstrKind, Launch, Loc, Program,
+    Scalar, Slot, Step, Strided,
+};
+use pcc_ir::{Diagnostic, Extent, Sizes};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// What all ranks have in common.
+pub(super) struct Plan {
+    pub(super) program: Program,
+    pub(super) layout: Layout,
+    pub(super) groups: Groups,
+    scalars: Vec<FuncScalars>,
+    extents: Vec<FuncExtents>,
+    /// Bytes of each of a rank's two scratch buffers.
+    pub(super) scratch: u64,
+    /// Bytes of all members' contributions to a collective, at most.
+    pub(super) gather: u64,
+}
+
+/// A call of a function on one device.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) entry: usize,
+    pub(super) device: usize,
+    pub(super) sizes: Sizes,
+    /// Number of the function.
+    pub(super) index: usize,
+    pub(super) slots: &'a [Slot],
+    /// Where the device's memory begins.
+    pub(super) base: u64,
+    pub(super) scratch: [u64; 2],
+}
+
+impl Plan {
+    /// Of a validated program.
+    pub(super) fn new(program: Program, layout: Layout) -> Self {
+        let scalars = program.funcs.iter().map(|f| FuncScalars::new(&program, f)).collect();
+        let extents = program.funcs.iter().map(|f| FuncExtents::new(&program, f)).collect();
+        let groups = Groups::new(&program);
+        let (mut scratch, mut gather) = (0, 0);
+        for instr in program.funcs.iter().flat_map(|f| &f.instrs) {
+            if let InstrKind::Collective(call) = &instr.kind {
+                let members = program.mesh.group(0, &call.axes).len();
+                let bytes = scratch_bytes(call, members);
+                scratch = bytes.max(scratch);
+                // What is reduced is put side by side whole; of the others each member takes its part.
+                let copies = if call.kind == CollectiveKind::AllReduce { members as u64 } else { 1 };
+                gather = bytes.saturating_mul(copies).max(gather);
+            }
+        }
+        Self { program, layout, groups, scalars, extents, scratch, gather }
+    }
+}
+
+impl Plan {
+    /// Everything that ranks exchange data through, with its number of members.
+    pub(super) fn circles(&self) -> HashMap<Circle, usize> {
+        let devices = 0..self.program.mesh.devices();
+        devices.flat_map(|d| self.circles_of(d)).map(|(circle, members, _)| (circle, members)).collect()
+    }
+
+    /// The circles of a device: number of members, and which of them it is.
+    pub(super) fn circles_of(&self, device: usize) -> Vec<(Circle, usize, usize)> {
+        let stage_devices = self.layout.stage_devices();
+        let (stage, position) = (device / stage_devices, device % stage_devices);
+        let mut found = BTreeSet::new();
+        let steps = self.program.entries.iter().filter_map(|e| e.stages.get(stage)).flat_map(|s| &s.steps);
+        let mut known = HashSet::new();
+        for step in steps {
+            let link = |from: usize, to: usize, own: usize| {
+                let [from, to] = [from, to].map(|stage| stage * stage_devices + position);
+                (Circle::Link { from, to }, 2, own)
+            };
+            match *step {
+                Step::Send { to, .. } => drop(found.insert(link(stage, to as usize, 0))),
+                Step::Recv { from, .. } => drop(found.insert(link(from as usize, stage, 1))),
+                Step::Call { func, .. } if known.insert(func) => {
+                    let func = func as usize;
+                    for (at, instr) in self.program.funcs[func].instrs.iter().enumerate() {
+                        if matches!(instr.kind, InstrKind::Collective(_)) {
+                            let (number, members) = self.groups.find(func, at, position);
+                            let own = members.iter().position(|&m| m as usize == position).unwrap_or(0);
+                            found.insert((Circle::Group { stage, number }, members.len(), own));
+                        }
+                    }
+                }
+                Step::Call { .. } => {}
+            }
+        }
+        found.into_iter().collect()
+    }
+
+    /// A link carries messages in one order: what a stage sends to another must be what that receives from it, one after another.
+    ///
+    /// # Errors
+    /// The artifact is damaged: a message would be taken for another, or waited for in vain.
+    pub(super) fn check_messages(&self) -> Result<(), Diagnostic> {
+        for entry in &self.program.entries {
+            for (from, sender) in entry.stages.iter().enumerate() {
+                for (to, receiver) in entry.stages.iter().enumerate() {
+                    let sent = sender.steps.iter().filter_map(|s| match *s {
+                        Step::Send { to: t, tag, bytes, .. } if t as usize == to => Some((tag, bytes)),
+                        _ => None,
+                    });
+                    let received = receiver.steps.iter().filter_map(|s| match *s {
+                        Step::Recv { from: f, tag, bytes, .. } if f as usize == from => Some((tag, bytes)),
+                        _ => None,
+                    });
+                    if !sent.eq(received) {
+                        return Err(Diagnostic::input("the artifact is damaged")
+                            .at(format!("program.json, entry `{}`", entry.name))
+                            .why(format!("stage {to} does not receive what stage {from} sends, in its order"))
+                            .help("compile the model again"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the parameters that a device holds.
+    pub(super) fn weight_bytes(&self, device: usize) -> u64 {
+        let stage = &self.layout.stages[device / self.layout.stage_devices()];
+        stage.params().iter().map(|&p| self.program.params[p as usize].local_bytes()).sum()
+    }
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn func(&self) -> &'a FuncProgram {
+        &self.plan.program.funcs[self.index]
+    }
+
+    fn position(&self) -> usize {
+        self.device % self.plan.layout.stage_devices()
+    }
+
+    /// A device address.
+    pub(super) fn address(&self, loc: &Loc) -> u64 {
+        let layout = &self.plan.layout;
+        let at = match loc.base {
+            Base::Frame => layout.frame(self.device),
+            Base::Slot(i) => {
+                layout.slot(self.entry, self.device, self.sizes.micro_batch, self.slots[i as usize])
+            }
+        };
+        self.base + at as u64 + loc.offset
+    }
+
+    /// The work of an instruction.
+    pub(super) fn work(&self, instr: usize) -> Work {
+        let mut extent = self.plan.extents[self.index].of(self.position(), instr, &self.sizes);
+        match &self.func().instrs[instr].kind {
+            InstrKind::Kernel(launch) => {
+                let extents: Vec<u64> = launch.extents.iter().map(&mut extent).collect();
+                self.fused(instr, launch, &extents)
+            }
+            InstrKind::Gemm(gemm) => self.product(gemm, extent),
+            InstrKind::Attention(call) => self.attention(call, extent),
+            InstrKind::Collective(call) => self.exchange(instr, call, extent),
+            // invariant: a program for GPUs has no panels, which loading it checks
+            InstrKind::Rows(_) => unreachable!("rows of panels on a GPU"),
+        }
+    }
+
+    fn fused(&self, instr: usize, launch: &Launch, extents: &[u64]) -> Work {
+        let kernel = &self.plan.program.kernels[launch.kernel];
+        let (lanes, rows) = extents.split_last().map_or((1, &[][..]), |(&l, r)| (l, r));
+        if rows.contains(&0) || lanes == 0 && !fused::reduces(kernel) {
+            return Work::Nothing;
+        }
+        let fixed = self.plan.scalars[self.index].of(self.position(), instr, launch.scalars.len());
+        let scalar = |(s, &fixed): (&Scalar, &i64)| {
+            s.at(&self.plan.program.mesh, self.position(), &self.sizes).unwrap_or(fixed) as u64
+        };
+        let mut params: Vec<u64> = launch.ptrs.iter().map(|p| self.address(p)).collect();
+        params.extend(extents);
+        params.extend(launch.strides.iter().map(|&s| s as u64));
+        params.extend(launch.scalars.iter().zip(fixed).map(scalar));
+        Work::Fused { kernel: launch.kernel, shape: fused::shape(kernel, extents), params }
+    }
+
+    fn product(&self, gemm: &Gemm, mut extent: impl FnMut(&Extent) -> u64) -> Work {
+        let [m, n, k] = [&gemm.m, &gemm.n, &gemm.k].map(&mut extent);
+        let batch: Vec<[i64; 4]> =
+            gemm.batch.iter().map(|d| [extent(&d.extent) as i64, d.a, d.b, d.c]).collect();
+        if m == 0 || n == 0 || batch.iter().any(|d| d[0] == 0) {
+            return Work::Nothing;
+        }
+        let matrix = |m: &pcc_ir::program::Matrix| (self.address(&m.loc), m.row, m.col);
+        let kernel = GemmKernel::of(gemm);
+        let (a, b, c) = (matrix(&gemm.a), matrix(&gemm.b), matrix(&gemm.c));
+        Work::Product(Product { kernel, m, n, k, alpha: gemm.alpha as f32, a, b, c, batch })
+    }
+
+    fn attention(&self, call: &AttentionCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {
+        let [b, s, t, g, r, _, _] = call.extents().map(&mut extent);
+        let kernel = AttentionKernel::of(call);
+        if [b, s, g, r].contains(&0) {
+            return Work::Nothing;
+        }
+        let mut params = Vec::with_capacity(AttentionKernel::PARAMS);
+        let optional = [call.q_pos.as_ref(), Some(&call.k_pos), call.slopes.as_ref(), Some(&call.out)];
+        let views = [Some(&call.q), Some(&call.k), Some(&call.v)].into_iter().chain(optional);
+        let views: Vec<Option<&Strided>> = views.collect();
+        params.extend(views.iter().map(|v| v.map_or(0, |v| self.address(&v.loc))));
+        params.extend([b, s, t, g, r]);
+        for (view, rank) in views.iter().zip([5, 4, 4, 2, 2, 2, 5]) {
+            match view {
+                Some(view) => params.extend(view.strides.iter().map(|&s| s as u64)),
+                None => params.extend(std::iter::repeat_n(0, rank)),
+            }
+        }
+        params.push(f32_param(call.scale as f32));
+        params.push(f32_param(call.softcap.unwrap_or(0.0) as f32));
+        params.push(call.window.unwrap_or(0));
+        let shape = kernel.shape(b, s, g, r);
+        debug_assert!(kernel.path == AttentionPath::Simt || shape.shared > 0);
+        Work::Library { kernel: LibraryKernel::Attention(kernel), launches: vec![(shape, params)] }
+    }
+
+    fn exchange(&self, instr: usize, call: &CollectiveCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {
+        let there: Vec<usize> = if call.there.is_empty() {
+            call.src_shape.iter().zip(&call.dst_shape).map(|(&a, &b)| a.max(b) as usize).collect()
+        } else {
+            call.there.iter().map(|e| extent(e) as usize).collect()
+        };
+        let members = self.plan.groups.find(self.index, instr, self.position()).1;
+        let own = members.iter().position(|&m| m as usize == self.position()).unwrap_or(0);
+        let exchange = Exchange {
+            call,
+            src: self.address(&call.src),
+            dst: self.address(&call.dst),
+            there,
+            members: members.len(),
+            own,
+            scratch: self.scratch,
+        };
+        Work::Exchange(exchange.moves())
+    }
+}
+
+impl Product {
+    /// The launches of our own kernel: one for each index of the batch dims that it does not take.
+    pub(super) fn launches(&self) -> Vec<(Shape, Vec<u64>)> {
+        let outer = self.batch.len().saturating_sub(BATCH);
+        let (outer, inner) = self.batch.split_at(outer);
+        let count: i64 = outer.iter().map(|d| d[0]).product();
+        let inner_count: u64 = inner.iter().map(|d| d[0] as u64).product();
+        let sizes = [self.kernel.a, self.kernel.b, self.kernel.c].map(|d| d.bytes() as i64);
+        let launch = |index: i64| {
+            let (mut rest, mut offsets) = (index, [0i64; 3]);
+            for dim in outer.iter().rev() {
+                let i = rest % dim[0];
+                rest /= dim[0];
+                offsets.iter_mut().zip(&dim[1..]).for_each(|(o, s)| *o += i * s);
+            }
+            let bases = [self.a.0, self.b.0, self.c.0];
+            let at = |i: usize| bases[i].wrapping_add_signed(offsets[i] * sizes[i]);
+            let mut params = vec![at(0), at(1), at(2), self.m, self.n, self.k];
+            params.extend([self.a.1, self.a.2, self.b.1, self.b.2, self.c.1, self.c.2].map(|s| s as u64));
+            params.push(f32_param(self.alpha));
+            for _ in inner.len()..BATCH {
+                params.extend([1, 0, 0, 0]);
+            }
+            params.extend(inner.iter().flatten().map(|&x| x as u64));
+            (self.kernel.shape(self.m, self.n, inner_count), params)
+        };
+        (0..count).map(launch).collect()
+    }
+}
