@@ -7,6 +7,7 @@ mod emit;
 mod features;
 mod link;
 mod llvm;
+mod ptx;
 mod serve;
 
 pub use serve::{serve, start};

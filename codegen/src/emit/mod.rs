@@ -2,7 +2,8 @@
 //! LLVM's optimiser is not needed: its cost would be several times that of code generation, for nothing.
 
 mod access;
-mod ir;
+pub(crate) mod element;
+pub(crate) mod ir;
 mod kernel;
 mod math;
 mod node;
@@ -29,7 +30,7 @@ pub(crate) fn module<'c>(
     symbol: &str,
     features: &Features,
 ) -> Result<Module<'c>, String> {
-    let ir = ir::Ir::new(context, features.lanes() == 16);
+    let ir = ir::Ir::new(context, ir::Machine::X86 { avx512: features.lanes() == 16 });
     kernel::emit(&ir, kernel, info, symbol, features.lanes());
     ir.finish()
 }

@@ -185,7 +185,7 @@ impl<'c> Emitter<'_, 'c> {
             _ => a,
         };
         match dtype {
-            DType::BF16 | DType::F16 => self.round_to(dtype, value),
+            DType::BF16 | DType::F16 => ir.round_to(dtype, value),
             _ => value,
         }
     }
