@@ -1,6 +1,6 @@
 //! Loads and stores: element types, lane kinds, run-time indices with limits, masks.
 
-use super::ir::{FP, IP, Op, V};
+use super::ir::{IP, Op, V};
 use super::kernel::Emitter;
 use super::row::{Block, Row};
 use inkwell::values::PointerValue;

@@ -313,6 +313,24 @@ impl<'c> Ir<'c> {
             .into()
     }
 
+    /// Scalars of one type as a vector.
+    pub fn gather(&self, parts: &[V<'c>]) -> V<'c> {
+        let Some(first) = parts.first() else {
+            self.fail("a vector of nothing");
+            return self.ci(0, 0);
+        };
+        let mut vector = self.vector(first.get_type(), parts.len() as u32).const_zero();
+        for (i, &part) in parts.iter().enumerate() {
+            let V::VectorValue(v) = vector else {
+                self.fail("a vector of what has none");
+                return *first;
+            };
+            let index = self.context.i32_type().const_int(i as u64, false);
+            vector = self.or(self.builder.build_insert_element(v, part, index, ""), v).into();
+        }
+        vector
+    }
+
     // Calls, memory, control flow.
 
     pub fn call(&self, name: &str, types: &[BasicTypeEnum<'c>], args: &[V<'c>]) -> Option<CallSiteValue<'c>> {

@@ -2,15 +2,17 @@
 //! LLVM's optimiser is not needed: its cost would be several times that of code generation, for nothing.
 
 mod access;
-pub(crate) mod element;
+mod element;
+mod formula;
 pub(crate) mod ir;
 mod kernel;
 mod math;
 mod node;
+pub(crate) mod order;
 mod row;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::features::Features;
 use inkwell::context::Context;

@@ -5,7 +5,9 @@
 //! having to infer it. No optimiser runs, as for CPUs: code is explicit, and ptxas optimises it once more.
 
 mod allowed;
+pub(crate) mod build;
 pub(crate) mod entry;
+pub(crate) mod fused;
 pub(crate) mod library;
 
 use crate::llvm;

@@ -17,7 +17,7 @@ pub mod gemm;
 mod library;
 
 pub use arch::Arch;
-pub use library::{Launched, LibraryKernel, Shape, library};
+pub use library::{COPY_RANK, Launched, LibraryKernel, Shape, library};
 
 /// Bytes that divide the address of every slot, frame and value of a device.
 pub const BUFFER_ALIGN: u64 = 256;

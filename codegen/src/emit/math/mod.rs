@@ -6,7 +6,7 @@ mod exp;
 mod log_pow;
 mod trig;
 
-use super::ir::{FP, Ir, Op, V};
+use super::ir::{FP, Ir, Machine, Op, V};
 use pcc_ir::ops::UnaryKind;
 
 impl<'c> Ir<'c> {
@@ -89,7 +89,7 @@ impl<'c> Ir<'c> {
     }
 
     /// Truncating division of i32; by zero gives 0, and the least integer by -1 wraps to itself. In f64, which holds every
-    /// quotient of two i32 well enough to truncate it rightly, since x86 has no vector integer division.
+    /// quotient of two i32 well enough to truncate it rightly, where there is no vector integer division (x86).
     pub(crate) fn int_div(&self, a: V<'c>, b: V<'c>) -> V<'c> {
         let w = self.width(a);
         let zero = self.ci(w, 0);
@@ -97,7 +97,10 @@ impl<'c> Ir<'c> {
         let by_minus = self.icmp(super::ir::IP::EQ, b, self.ci(w, -1));
         let safe = self.select(self.bin(Op::Or, by_zero, by_minus), self.ci(w, 1), b);
         let wide = |v| self.cast(Op::SIToFP, v, self.f64(w));
-        let quotient = self.cast(Op::FPToSI, self.fdiv(wide(a), wide(safe)), self.int(32, w));
+        let quotient = match self.machine {
+            Machine::Ptx => self.bin(Op::SDiv, a, safe),
+            Machine::X86 { .. } => self.cast(Op::FPToSI, self.fdiv(wide(a), wide(safe)), self.int(32, w)),
+        };
         let negated = self.bin(Op::Sub, zero, a);
         self.select(by_zero, zero, self.select(by_minus, negated, quotient))
     }

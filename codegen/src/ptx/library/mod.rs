@@ -1,5 +1,18 @@
 //! Kernels that are not fused from ops.
 
+mod accumulator;
+mod gemm;
+mod gemm_few;
+mod gemm_mma;
+mod gemm_simt;
+mod tile;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+use crate::emit::ir::{Ir, Machine};
+use crate::ptx::entry::Entry;
 use inkwell::context::Context;
 use inkwell::module::Module;
 use pcc_ir::gpu::LibraryKernel;
@@ -9,6 +22,22 @@ use pcc_ir::gpu::LibraryKernel;
 /// # Errors
 /// The library has no such kernel, or this crate is wrong.
 pub(crate) fn module<'c>(context: &'c Context, kernel: &LibraryKernel) -> Result<Module<'c>, String> {
-    let _ = context;
-    Err(format!("the library has no {kernel:?}"))
+    let ir = Ir::new(context, Machine::Ptx);
+    let entry = Entry::new(&ir, &kernel.symbol(), kernel.params(), threads(kernel));
+    let code = value::Code { entry: &entry };
+    match kernel {
+        LibraryKernel::Gemm(g) => gemm::emit(code, g),
+        other => return Err(format!("the library has no {other:?}")),
+    }
+    entry.end();
+    ir.finish()
+}
+
+/// The threads of a block, which bound the registers of each.
+fn threads(kernel: &LibraryKernel) -> u32 {
+    match kernel {
+        LibraryKernel::Gemm(g) => g.shape(1, 1, 1).threads,
+        LibraryKernel::Attention(a) => a.shape(1, 1, 1, 1).threads,
+        LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => LibraryKernel::flat_shape(1).threads,
+    }
 }
