@@ -43,10 +43,22 @@ impl<'i, 'c> Entry<'i, 'c> {
         let signature = ir.context.void_type().fn_type(&vec![long; params], false);
         let function = ir.module.add_function(symbol, signature, None);
         function.set_call_conventions(PTX_KERNEL);
-        let attribute = ir.context.create_string_attribute("nvvm.maxntid", &threads.to_string());
-        function.add_attribute(AttributeLoc::Function, attribute);
         ir.at(ir.block(function, "entry"));
-        Entry { ir, function, symbol: symbol.to_owned() }
+        let entry = Entry { ir, function, symbol: symbol.to_owned() };
+        entry.attribute("nvvm.maxntid", threads);
+        // Without it ptxas spills registers of some kernels to fit more blocks.
+        entry.resident(1);
+        entry
+    }
+
+    /// At least so many blocks shall fit on a multiprocessor together, which bounds registers too.
+    pub fn resident(&self, blocks: u32) {
+        self.attribute("nvvm.minctasm", blocks);
+    }
+
+    fn attribute(&self, name: &str, value: u32) {
+        let attribute = self.ir.context.create_string_attribute(name, &value.to_string());
+        self.function.add_attribute(AttributeLoc::Function, attribute);
     }
 
     /// Ends the function where the builder is.
