@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 fn main() -> std::io::Result<()> {
     let mut files = vec![];
     list(Path::new("src"), &mut files)?;
-    // The meaning of a kernel; its structure is hashed with every kernel.
+    // The meaning of a kernel and how GPUs call it; its structure is hashed with every kernel.
     files.extend(["../ir/src/kernel.rs", "../ir/src/kernel_check.rs"].map(PathBuf::from));
+    list(Path::new("../ir/src/gpu"), &mut files)?;
     files.sort();
     let mut hasher = DefaultHasher::new();
     for file in &files {

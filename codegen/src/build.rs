@@ -5,6 +5,7 @@ use crate::emit;
 use crate::features::Features;
 use crate::link;
 use crate::llvm::{self, Generator};
+use crate::parallel::generate;
 use pcc_ir::Diagnostic;
 use pcc_ir::codegen_protocol::{Built, Request};
 use pcc_ir::kernel::Kernel;
@@ -12,8 +13,6 @@ use pcc_ir::kernel_check::KernelInfo;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// A distinct kernel.
@@ -31,6 +30,9 @@ struct Unit<'a> {
 /// Invalid kernels or features, no linker, a folder that cannot be written, or a fault of this crate.
 pub(crate) fn build(request: &Request) -> Result<Built, Diagnostic> {
     let start = Instant::now();
+    if let Some(gpu) = &request.gpu {
+        return crate::ptx::build::build(request, gpu);
+    }
     let features = Features::of(&request.cpu)?;
     let (units, symbols) = distinct(&request.kernels, &features)?;
     llvm::initialise();
@@ -38,7 +40,12 @@ pub(crate) fn build(request: &Request) -> Result<Built, Diagnostic> {
     let cache = Cache::open(request.cache.as_deref().map(Path::new));
     let mut objects: Vec<Option<Vec<u8>>> = units.iter().map(|u| cache.get(&u.key)).collect();
     let missing: Vec<usize> = (0..units.len()).filter(|&i| objects[i].is_none()).collect();
-    let generated = generate(&units, &missing, &features)?;
+    let generated = generate(
+        &missing,
+        |i| work(units[i].kernel),
+        || Generator::new(&features),
+        |generator, i| generator.object(units[i].kernel, &units[i].info, &units[i].symbol),
+    )?;
     cache.put(generated.iter().map(|(i, object)| (units[*i].key.as_str(), object.as_slice())));
     for (i, object) in generated {
         objects[i] = Some(object);
@@ -76,11 +83,7 @@ fn distinct<'a>(
         let unit = match by_key.get(&key) {
             Some(&unit) => unit,
             None => {
-                let info = kernel.check().map_err(|why| {
-                    Diagnostic::internal("an invalid kernel was handed to pcc-codegen")
-                        .at(kernel.name.clone())
-                        .why(why)
-                })?;
+                let info = checked(kernel)?;
                 let symbol = kernel.symbol();
                 units.push(Unit { kernel, info, key: key.clone(), symbol });
                 by_key.insert(key, units.len() - 1);
@@ -92,12 +95,23 @@ fn distinct<'a>(
     Ok((units, symbols))
 }
 
+/// What is known of a kernel that is valid.
+pub(crate) fn checked(kernel: &Kernel) -> Result<KernelInfo, Diagnostic> {
+    let invalid = |why| Diagnostic::internal("an invalid kernel was handed to pcc-codegen").why(why);
+    kernel.check().map_err(|why| invalid(why).at(kernel.name.clone()))
+}
+
 /// Digest of the kernel but for its name, the features, this crate's sources and LLVM's version.
 fn key(kernel: &Kernel, features: &Features) -> Result<String, Diagnostic> {
     let nameless = Kernel { name: String::new(), ..kernel.clone() };
-    let json = serde_json::to_vec(&nameless).map_err(|e| Diagnostic::internal(e.to_string()))?;
+    content_key(serde_json::to_vec(&nameless), &features.llvm())
+}
+
+/// Digest of what code is generated from, as JSON, what it is generated for, this crate's sources and LLVM's version.
+pub(crate) fn content_key(content: serde_json::Result<Vec<u8>>, target: &str) -> Result<String, Diagnostic> {
+    let json = content.map_err(|e| Diagnostic::internal(e.to_string()))?;
     let mut hash = Sha256::new();
-    for part in [env!("PCC_CODEGEN_SOURCES"), &llvm::version(), &features.llvm()] {
+    for part in [env!("PCC_CODEGEN_SOURCES"), &llvm::version(), target] {
         hash.update(part.as_bytes());
         hash.update([0]);
     }
@@ -105,50 +119,11 @@ fn key(kernel: &Kernel, features: &Features) -> Result<String, Diagnostic> {
     Ok(hex(&hash.finalize()))
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
+/// How much there is to generate for a kernel.
+pub(crate) fn work(kernel: &Kernel) -> u32 {
+    20 + kernel.nodes.iter().map(emit::cost).sum::<u32>()
 }
 
-/// Objects of the units in `missing`, the most work first, over as many threads as there are cores and enough work.
-fn generate(
-    units: &[Unit],
-    missing: &[usize],
-    features: &Features,
-) -> Result<Vec<(usize, Vec<u8>)>, Diagnostic> {
-    let work = |i: usize| 20 + units[i].kernel.nodes.iter().map(emit::cost).sum::<u32>();
-    let mut order = missing.to_vec();
-    order.sort_by_key(|&i| std::cmp::Reverse(work(i)));
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = cores.min(missing.len().div_ceil(3)).min(16);
-    let (next, done, failed) = (AtomicUsize::new(0), Mutex::new(vec![]), Mutex::new(None));
-    let run = || {
-        let worker = || -> Result<(), String> {
-            let generator = Generator::new(features)?;
-            while let Some(&i) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let object = generator.object(units[i].kernel, &units[i].info, &units[i].symbol)?;
-                done.lock().map_err(|e| e.to_string())?.push((i, object));
-            }
-            Ok(())
-        };
-        if let Err(error) = worker() {
-            // No more work for the others; the first message counts.
-            next.store(usize::MAX / 2, Ordering::Relaxed);
-            if let Ok(mut failed) = failed.lock() {
-                failed.get_or_insert(error);
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(run);
-        }
-        if !order.is_empty() {
-            run();
-        }
-    });
-    match failed.into_inner() {
-        Ok(None) => done.into_inner().map_err(|e| Diagnostic::internal(e.to_string())),
-        Ok(Some(error)) => Err(Diagnostic::internal(error)),
-        Err(error) => Err(Diagnostic::internal(error.to_string())),
-    }
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod fuzz;
+mod kernels;
 mod model;
 mod npz;
 mod project;
@@ -21,7 +22,7 @@ use step::Steps;
 
 /// Every subcommand: its name, one line of help, and what it does. Usage, dispatch and the tidy check of the docs
 /// all read this one table.
-pub(crate) const COMMANDS: [(&str, &str, Run); 7] = [
+pub(crate) const COMMANDS: [(&str, &str, Run); 8] = [
     ("setup", "install LLVM 22 and what linking it needs", Run::Plain(setup::run)),
     (
         "demo",
@@ -35,6 +36,11 @@ pub(crate) const COMMANDS: [(&str, &str, Run); 7] = [
         "bench",
         "measure every figure pcc claims, with --peers beside other engines",
         Run::WithArguments(bench::run),
+    ),
+    (
+        "kernels",
+        "assemble every GPU kernel of the tests, [--arch A]; registers, shared memory and occupancy of each",
+        Run::WithArguments(kernels::run),
     ),
     ("fuzz", "fuzz [TARGET] for --seconds N each, or try one --input FILE", Run::WithArguments(fuzz::run)),
 ];

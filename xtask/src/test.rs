@@ -1,12 +1,13 @@
 //! Everything CI runs, quickest to fail first. One cargo profile serves all of it, so that nothing is built twice.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 
 use crate::project::Project;
 use crate::step::Steps;
-use crate::{readme, setup, tidy};
+use crate::{kernels, readme, setup, tidy};
 
 /// The time allowed for all of it on two cores, starting from nothing.
 const LIMIT_SECONDS: u64 = 15 * 60;
@@ -21,7 +22,9 @@ pub(crate) fn run(project: &Project, steps: &mut Steps) -> Result<()> {
     })?;
     // `pcc` starts `pcc-codegen`, which `cargo test` builds only as a test of its own.
     steps.run("build", || project.cargo(["build", "--workspace", "--quiet"]).run())?;
-    let counts = steps.run("cargo test", || cargo_test(project))?;
+    let ptx = kernels::folder(project)?;
+    let counts = steps.run("cargo test", || cargo_test(project, &ptx))?;
+    steps.run("ptxas", || kernels::gate(project, &ptx))?;
     readme::run(project, steps)?;
     println!("\nall of it in {} s of the {LIMIT_SECONDS} s allowed", start.elapsed().as_secs());
     println!("{} passed, {} failed, {} skipped", counts.passed, counts.failed, counts.ignored);
@@ -36,9 +39,10 @@ struct Counts {
     ignored: usize,
 }
 
-fn cargo_test(project: &Project) -> Result<Counts> {
+fn cargo_test(project: &Project, ptx: &Path) -> Result<Counts> {
     // Without --no-fail-fast the first failing crate would hide the others.
-    let (output, status) = project.cargo(["test", "--workspace", "--quiet", "--no-fail-fast"]).tee()?;
+    let test = project.cargo(["test", "--workspace", "--quiet", "--no-fail-fast"]);
+    let (output, status) = test.env(kernels::FOLDER, ptx).tee()?;
     let counts = Counts::read(&output);
     if let Err(error) = status {
         bail!("{error}: {} passed, {} failed", counts.passed, counts.failed);

@@ -1,9 +1,8 @@
 //! Loads and stores: element types, lane kinds, run-time indices with limits, masks.
 
-use super::ir::{FP, IP, Op, V};
+use super::ir::{IP, Op, V};
 use super::kernel::Emitter;
 use super::row::{Block, Row};
-use inkwell::types::BasicTypeEnum;
 use inkwell::values::PointerValue;
 use pcc_ir::kernel::{AccessId, Lane, NodeId};
 use pcc_ir::types::DType;
@@ -22,74 +21,6 @@ pub(super) struct Site<'c> {
 impl<'c> Emitter<'_, 'c> {
     fn dtype(&self, access: AccessId) -> DType {
         self.kernel.accesses[access as usize].dtype
-    }
-
-    /// Elements as they lie in memory; 16-bit floats as integers.
-    fn memory_type(&self, dtype: DType, w: u32) -> BasicTypeEnum<'c> {
-        match dtype {
-            DType::F64 => self.ir.f64(w),
-            DType::F32 => self.ir.f32(w),
-            DType::BF16 | DType::F16 => self.ir.int(16, w),
-            DType::I64 => self.ir.int(64, w),
-            DType::I32 => self.ir.int(32, w),
-            DType::Bool => self.ir.int(8, w),
-        }
-    }
-
-    /// From memory to the type that is computed with.
-    fn widen(&self, dtype: DType, v: V<'c>) -> V<'c> {
-        let ir = self.ir;
-        let w = ir.width(v);
-        match dtype {
-            DType::F64 => ir.cast(Op::FPTrunc, v, ir.f32(w)),
-            DType::F32 | DType::I32 => v,
-            DType::BF16 => {
-                let bits = ir.cast(Op::ZExt, v, ir.int(32, w));
-                ir.float(ir.bin(Op::Shl, bits, ir.ci(w, 16)))
-            }
-            DType::F16 => {
-                let half = ir.vector(ir.context.f16_type().into(), w);
-                ir.cast(Op::FPExt, ir.cast(Op::BitCast, v, half), ir.f32(w))
-            }
-            DType::I64 => ir.cast(Op::Trunc, v, ir.int(32, w)),
-            DType::Bool => ir.icmp(IP::NE, v, ir.zero(ir.int(8, w))),
-        }
-    }
-
-    /// The inverse of [`Self::widen`], rounding to nearest even.
-    fn narrow(&self, dtype: DType, v: V<'c>) -> V<'c> {
-        let ir = self.ir;
-        let w = ir.width(v);
-        match dtype {
-            DType::F64 => ir.cast(Op::FPExt, v, ir.f64(w)),
-            DType::F32 | DType::I32 => v,
-            DType::BF16 => self.bf16_bits(v),
-            DType::F16 => {
-                let half = ir.vector(ir.context.f16_type().into(), w);
-                ir.cast(Op::BitCast, ir.cast(Op::FPTrunc, v, half), ir.int(16, w))
-            }
-            DType::I64 => ir.cast(Op::SExt, v, ir.int(64, w)),
-            DType::Bool => ir.cast(Op::ZExt, v, ir.int(8, w)),
-        }
-    }
-
-    /// The nearest bf16, ties to even, subnormals kept (which the CPU's own instruction does not); NaN stays NaN.
-    fn bf16_bits(&self, v: V<'c>) -> V<'c> {
-        let ir = self.ir;
-        let w = ir.width(v);
-        let bits = ir.bits(v);
-        let upper = ir.bin(Op::LShr, bits, ir.ci(w, 16));
-        let tie = ir.bin(Op::And, upper, ir.ci(w, 1));
-        let rounded = ir.bin(Op::Add, ir.bin(Op::Add, bits, ir.ci(w, 0x7fff)), tie);
-        let rounded = ir.bin(Op::LShr, rounded, ir.ci(w, 16));
-        let quiet = ir.bin(Op::Or, upper, ir.ci(w, 0x40));
-        let short = ir.select(ir.fcmp(FP::UNO, v, v), quiet, rounded);
-        ir.cast(Op::Trunc, short, ir.int(16, w))
-    }
-
-    /// A float rounded to the precision of a type.
-    pub(super) fn round_to(&self, dtype: DType, v: V<'c>) -> V<'c> {
-        self.widen(dtype, self.narrow(dtype, v))
     }
 
     /// Whether `0 <= index < scalars[limit]`, for an i32 index of any width, and the index as i64.
@@ -116,7 +47,7 @@ impl<'c> Emitter<'_, 'c> {
         let (valid, long) = self.in_range(index, limit);
         let offset = ir.mul(ir.as_int(long), self.scalars[stride as usize]);
         let offset = ir.as_int(ir.select(valid, offset.into(), ir.long(0).into()));
-        let ptr = ir.offset(self.memory_type(self.dtype(access), 0), row.ptrs[access as usize], offset);
+        let ptr = ir.offset(ir.memory_type(self.dtype(access), 0), row.ptrs[access as usize], offset);
         Site { ptr, valid, wide: ir.splat(valid, self.w) }
     }
 
@@ -128,7 +59,7 @@ impl<'c> Emitter<'_, 'c> {
             None => row.ptrs[access as usize],
             Some(s) => ir.as_ptr(ir.select(s.valid, s.ptr.into(), self.nothing.into())),
         };
-        self.widen(dtype, ir.load(self.memory_type(dtype, 0), ptr, dtype.bytes() as u32))
+        ir.widen(dtype, ir.load(ir.memory_type(dtype, 0), ptr, dtype.bytes() as u32))
     }
 
     /// Stores a per-row node once.
@@ -136,7 +67,7 @@ impl<'c> Emitter<'_, 'c> {
         let ir = self.ir;
         let (access, node) = (self.kernel.stores[store].access, self.kernel.stores[store].node);
         let dtype = self.dtype(access);
-        let value = self.narrow(dtype, self.row_value(row, node));
+        let value = ir.narrow(dtype, self.row_value(row, node));
         let ptr = match row.store_sites[store] {
             None => row.ptrs[access as usize],
             Some(s) => ir.as_ptr(ir.select(s.valid, s.ptr.into(), self.sink.into())),
@@ -165,8 +96,8 @@ impl<'c> Emitter<'_, 'c> {
         let mask = self.both(site.map(|s| s.wide), block.mask);
         let raw = match self.lane(access) {
             Lane::Unit => {
-                let ptr = ir.offset(self.memory_type(dtype, 0), base, block.at);
-                let (ty, align) = (self.memory_type(dtype, self.w), dtype.bytes() as u32);
+                let ptr = ir.offset(ir.memory_type(dtype, 0), base, block.at);
+                let (ty, align) = (ir.memory_type(dtype, self.w), dtype.bytes() as u32);
                 match mask {
                     None => ir.load(ty, ptr, align),
                     Some(mask) => {
@@ -178,7 +109,7 @@ impl<'c> Emitter<'_, 'c> {
             }
             _ => self.gather(dtype, base, self.lane_offsets(access, block), mask),
         };
-        self.widen(dtype, raw)
+        ir.widen(dtype, raw)
     }
 
     /// Offsets of a block's elements along the lane dim, in elements.
@@ -222,7 +153,7 @@ impl<'c> Emitter<'_, 'c> {
     ) -> V<'c> {
         let (offsets, mask) = self.indexed(access, index, stride, limit, block);
         let dtype = self.dtype(access);
-        self.widen(dtype, self.gather(dtype, row.ptrs[access as usize], offsets, Some(mask)))
+        self.ir.widen(dtype, self.gather(dtype, row.ptrs[access as usize], offsets, Some(mask)))
     }
 
     /// Addresses of elements at offsets from a base.
@@ -236,7 +167,7 @@ impl<'c> Emitter<'_, 'c> {
 
     fn gather(&self, dtype: DType, base: PointerValue<'c>, offsets: V<'c>, mask: Option<V<'c>>) -> V<'c> {
         let (ir, w) = (self.ir, self.w);
-        let ty = self.memory_type(dtype, w);
+        let ty = ir.memory_type(dtype, w);
         let args = [self.addresses(dtype, base, offsets), mask.unwrap_or(ir.cb(w, true)), ir.zero(ty)];
         ir.masked("llvm.masked.gather", &[ty, ir.ptr(w)], &args, 0, dtype.bytes() as u32)
             .unwrap_or(ir.zero(ty))
@@ -253,7 +184,7 @@ impl<'c> Emitter<'_, 'c> {
         let (ir, w) = (self.ir, self.w);
         let store_ = &self.kernel.stores[store];
         let (access, dtype) = (store_.access, self.dtype(store_.access));
-        let value = self.narrow(dtype, values[store_.node as usize].unwrap_or(ir.cf(w, 0.0)));
+        let value = ir.narrow(dtype, values[store_.node as usize].unwrap_or(ir.cf(w, 0.0)));
         let (ty, align) = (value.get_type(), dtype.bytes() as u32);
         let varying = store_.at.and_then(|at| values[at.index as usize].map(|v| (at, v)));
         let site = row.store_sites[store];
@@ -265,7 +196,7 @@ impl<'c> Emitter<'_, 'c> {
                 (offsets, Some(mask))
             }
             _ if self.lane(access) == Lane::Unit => {
-                let ptr = ir.offset(self.memory_type(dtype, 0), base, block.at);
+                let ptr = ir.offset(ir.memory_type(dtype, 0), base, block.at);
                 match mask {
                     None => ir.store(value, ptr, align),
                     Some(mask) => {

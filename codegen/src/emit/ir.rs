@@ -14,26 +14,35 @@ use inkwell::types::{BasicTypeEnum, VectorType};
 use inkwell::values::{
     BasicMetadataValueEnum, BasicValue, BasicValueEnum, CallSiteValue, FunctionValue, IntValue, PointerValue,
 };
-pub(super) use inkwell::values::{BasicValueEnum as V, InstructionOpcode as Op};
-pub(super) use inkwell::{FloatPredicate as FP, IntPredicate as IP};
+pub(crate) use inkwell::values::{BasicValueEnum as V, InstructionOpcode as Op};
+pub(crate) use inkwell::{FloatPredicate as FP, IntPredicate as IP};
 use std::cell::RefCell;
 
 /// Number of lanes of a vector; 0 for a scalar.
-pub(super) type Width = u32;
+pub(crate) type Width = u32;
 
-pub(super) struct Ir<'c> {
+/// What formulas are written for, where that makes a difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Machine {
+    X86 {
+        /// Whether vectors of sixteen lanes have AVX-512's instructions.
+        avx512: bool,
+    },
+    Ptx,
+}
+
+pub(crate) struct Ir<'c> {
     pub context: &'c Context,
     pub module: Module<'c>,
     pub builder: Builder<'c>,
-    /// Whether vectors of sixteen lanes have AVX-512's instructions.
-    avx512: bool,
+    pub machine: Machine,
     error: RefCell<Option<String>>,
 }
 
 impl<'c> Ir<'c> {
-    pub fn new(context: &'c Context, avx512: bool) -> Self {
+    pub fn new(context: &'c Context, machine: Machine) -> Self {
         let (module, builder) = (context.create_module("kernels"), context.create_builder());
-        Ir { context, module, builder, avx512, error: RefCell::new(None) }
+        Ir { context, module, builder, machine, error: RefCell::new(None) }
     }
 
     /// The module, unless something went wrong while it was built.
@@ -44,12 +53,12 @@ impl<'c> Ir<'c> {
         }
     }
 
-    fn fail(&self, what: impl ToString) {
+    pub fn fail(&self, what: impl ToString) {
         self.error.borrow_mut().get_or_insert_with(|| what.to_string());
     }
 
     /// The result, or the placeholder after noting the failure.
-    fn or<T>(&self, result: Result<T, BuilderError>, placeholder: T) -> T {
+    pub fn or<T>(&self, result: Result<T, BuilderError>, placeholder: T) -> T {
         result.unwrap_or_else(|e| {
             self.fail(e);
             placeholder
@@ -201,7 +210,7 @@ impl<'c> Ir<'c> {
     /// `a * 2^n` rounded once, for a whole `n` within the range of [`Ir::power_of_two`] twice over.
     pub fn scale(&self, a: V<'c>, n: V<'c>, n_bits: impl FnOnce() -> V<'c>) -> V<'c> {
         let w = self.width(a);
-        if self.avx512 && w == 16 {
+        if self.machine == (Machine::X86 { avx512: true }) && w == 16 {
             let all = self.context.i16_type().const_all_ones().into();
             let rounding_as_set = self.ci(0, 4);
             return self.intrinsic(
@@ -304,9 +313,27 @@ impl<'c> Ir<'c> {
             .into()
     }
 
+    /// Scalars of one type as a vector.
+    pub fn gather(&self, parts: &[V<'c>]) -> V<'c> {
+        let Some(first) = parts.first() else {
+            self.fail("a vector of nothing");
+            return self.ci(0, 0);
+        };
+        let mut vector = self.vector(first.get_type(), parts.len() as u32).const_zero();
+        for (i, &part) in parts.iter().enumerate() {
+            let V::VectorValue(v) = vector else {
+                self.fail("a vector of what has none");
+                return *first;
+            };
+            let index = self.context.i32_type().const_int(i as u64, false);
+            vector = self.or(self.builder.build_insert_element(v, part, index, ""), v).into();
+        }
+        vector
+    }
+
     // Calls, memory, control flow.
 
-    fn call(&self, name: &str, types: &[BasicTypeEnum<'c>], args: &[V<'c>]) -> Option<CallSiteValue<'c>> {
+    pub fn call(&self, name: &str, types: &[BasicTypeEnum<'c>], args: &[V<'c>]) -> Option<CallSiteValue<'c>> {
         let declared = Intrinsic::find(name).and_then(|i| i.get_declaration(&self.module, types));
         let Some(function) = declared else {
             self.fail(format!("LLVM has no {name}"));
@@ -463,7 +490,7 @@ impl<'c> Ir<'c> {
 
 /// A phi under construction.
 #[derive(Clone, Copy)]
-pub(super) struct Phi<'c> {
+pub(crate) struct Phi<'c> {
     phi: Option<inkwell::values::PhiValue<'c>>,
     pub value: BasicValueEnum<'c>,
 }

@@ -2,14 +2,17 @@
 //! LLVM's optimiser is not needed: its cost would be several times that of code generation, for nothing.
 
 mod access;
-mod ir;
+mod element;
+mod formula;
+pub(crate) mod ir;
 mod kernel;
 mod math;
 mod node;
+pub(crate) mod order;
 mod row;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::features::Features;
 use inkwell::context::Context;
@@ -29,7 +32,7 @@ pub(crate) fn module<'c>(
     symbol: &str,
     features: &Features,
 ) -> Result<Module<'c>, String> {
-    let ir = ir::Ir::new(context, features.lanes() == 16);
+    let ir = ir::Ir::new(context, ir::Machine::X86 { avx512: features.lanes() == 16 });
     kernel::emit(&ir, kernel, info, symbol, features.lanes());
     ir.finish()
 }

@@ -3,6 +3,7 @@
 
 use super::ir::{IP, Op, V};
 use super::kernel::Emitter;
+use super::order::{live, needed, pending, reductions};
 use super::{access::Site, cost};
 use inkwell::values::{IntValue, PointerValue};
 use pcc_ir::kernel::{Kernel, Node, NodeId};
@@ -48,20 +49,9 @@ pub(super) struct Block<'c> {
 impl<'c> Emitter<'_, 'c> {
     /// Code of one row.
     pub(super) fn row(&self, row: &mut Row<'c>) {
-        let live = self.live();
+        let live = live(self.kernel);
         for phase in 1..=self.info.passes {
-            let reductions: Vec<(usize, ReduceKind, NodeId)> = self
-                .kernel
-                .nodes
-                .iter()
-                .enumerate()
-                .filter_map(|(i, node)| match *node {
-                    Node::RowReduce(kind, of) if live[i] && self.info.phase[i] == phase => {
-                        Some((i, kind, of))
-                    }
-                    _ => None,
-                })
-                .collect();
+            let reductions = reductions(self.kernel, self.info, &live, phase);
             if !reductions.is_empty() {
                 self.reduce_pass(row, &reductions);
             }
@@ -69,40 +59,15 @@ impl<'c> Emitter<'_, 'c> {
         self.store_pass(row);
     }
 
-    /// Nodes that some store depends on.
-    fn live(&self) -> Vec<bool> {
-        let mut live = vec![false; self.kernel.nodes.len()];
-        for store in &self.kernel.stores {
-            live[store.node as usize] = true;
-            if let Some(at) = &store.at {
-                live[at.index as usize] = true;
-            }
-        }
-        for i in (0..live.len()).rev() {
-            if live[i] {
-                self.kernel.nodes[i].operands().iter().for_each(|&o| live[o as usize] = true);
-            }
-        }
-        live
-    }
-
     /// Works out the per-row nodes that `roots` need in an element pass, and gives the per-element ones in order.
     fn prepare(&self, row: &mut Row<'c>, roots: &[NodeId]) -> Vec<NodeId> {
-        let mut needed = vec![false; self.kernel.nodes.len()];
-        roots.iter().for_each(|&r| needed[r as usize] = true);
-        let mut elements = vec![];
-        for i in (0..needed.len()).rev() {
-            if needed[i] && self.info.varies[i] {
-                elements.push(i as NodeId);
-                self.kernel.nodes[i].operands().iter().for_each(|&o| needed[o as usize] = true);
-            }
-        }
-        elements.reverse();
-        for (i, _) in needed.iter().enumerate().filter(|&(i, &n)| n && !self.info.varies[i]) {
-            let value = self.row_value(row, i as NodeId);
+        let needed = needed(self.kernel, self.info, roots);
+        for &node in &needed.per_row {
+            let i = node as usize;
+            let value = self.row_value(row, node);
             row.wide[i] = row.wide[i].or_else(|| Some(self.ir.splat(value, self.w)));
         }
-        for &node in &elements {
+        for &node in &needed.per_element {
             if let Node::LoadAt { access, index, stride, limit } = self.kernel.nodes[node as usize]
                 && !self.info.varies[index as usize]
                 && row.load_sites[node as usize].is_none()
@@ -110,26 +75,13 @@ impl<'c> Emitter<'_, 'c> {
                 row.load_sites[node as usize] = Some(self.site(row, access, index, stride, limit));
             }
         }
-        elements
+        needed.per_element
     }
 
     /// A per-row node as a scalar, worked out where the builder is unless it was before.
     pub(super) fn row_value(&self, row: &mut Row<'c>, node: NodeId) -> V<'c> {
-        if let Some(value) = row.values[node as usize] {
-            return value;
-        }
-        // Operands first, lowest number first, without recursion.
-        let mut needed = vec![false; node as usize + 1];
-        needed[node as usize] = true;
-        for i in (0..needed.len()).rev() {
-            if needed[i] && row.values[i].is_none() {
-                self.kernel.nodes[i].operands().iter().for_each(|&o| needed[o as usize] = true);
-            }
-        }
-        for (i, _) in needed.iter().enumerate().filter(|&(_, &n)| n) {
-            if row.values[i].is_none() {
-                row.values[i] = Some(self.row_node(row, i as NodeId));
-            }
+        for i in pending(self.kernel, &row.values, node) {
+            row.values[i as usize] = Some(self.row_node(row, i));
         }
         row.values[node as usize].unwrap_or_else(|| self.ir.cf(0, 0.0))
     }

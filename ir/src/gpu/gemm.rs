@@ -12,9 +12,12 @@ pub struct GemmKernel {
     pub a: DType,
     pub b: DType,
     pub c: DType,
-    /// Which dim of a has stride 1 ([`GemmPath::Mma`] and [`GemmPath::Few`] only; else false): k if true, m if false.
+    /// Rows of c that a block makes. [`GemmPath::Simt`]: 64; [`GemmPath::Mma`]: 64 or 128; [`GemmPath::Few`]: 1, 2, 4 or 8.
+    pub rows: u32,
+    /// Which dim of a has stride 1, of [`GemmPath::Mma`]: k if true, m if false. Of [`GemmPath::Few`]: whether k has, a being aligned as for
+    /// `Mma`. Else false.
     pub a_by_k: bool,
-    /// Likewise of b: k if true, n if false.
+    /// Likewise of b for [`GemmPath::Mma`] and [`GemmPath::Few`]: k if true, n if false.
     pub b_by_k: bool,
 }
 
@@ -37,16 +40,44 @@ pub const BATCH: usize = 3;
 pub const FEW: u64 = 8;
 /// Rows and columns of c that a block of [`GemmPath::Simt`] makes.
 pub const SIMT_TILE: u32 = 64;
-/// Rows and columns of c that a block of [`GemmPath::Mma`] makes.
-pub const MMA_TILE: u32 = 128;
-/// Columns of c that a block of [`GemmPath::Few`] makes.
-pub const FEW_TILE: u32 = 64;
+/// Depth of its tiles; their lines, one for each k, are padded to `SIMT_LINE` elements.
+pub const SIMT_DEPTH: u32 = 16;
+pub const SIMT_LINE: u32 = SIMT_TILE + 4;
+pub const SIMT_THREADS: u32 = 256;
+/// Threads of a block of [`GemmPath::Few`].
+pub const FEW_THREADS: u32 = 256;
+
+/// What a block of [`GemmPath::Mma`] works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MmaTile {
+    /// Of c.
+    pub rows: u32,
+    pub cols: u32,
+    /// Of c that a warp makes.
+    pub warp_rows: u32,
+    pub warp_cols: u32,
+    /// Of k that a stage has.
+    pub depth: u32,
+    /// Tiles of a and b in shared memory at a time.
+    pub stages: u32,
+}
+
+impl MmaTile {
+    pub fn threads(self) -> u32 {
+        (self.rows / self.warp_rows) * (self.cols / self.warp_cols) * super::WARP
+    }
+
+    /// Bytes of one stage's tiles, of 16-bit elements.
+    pub fn stage_bytes(self) -> u32 {
+        (self.rows + self.cols) * self.depth * 2
+    }
+}
 
 impl GemmKernel {
     /// The kernel for an instruction: depends on the program alone, not on the run.
     pub fn of(gemm: &Gemm) -> Self {
         let (a, b, c) = (gemm.a.dtype, gemm.b.dtype, gemm.c.dtype);
-        let simt = Self { path: GemmPath::Simt, a, b, c, a_by_k: false, b_by_k: false };
+        let simt = Self { path: GemmPath::Simt, a, b, c, rows: SIMT_TILE, a_by_k: false, b_by_k: false };
         // (k stride, other stride)
         let by_k = |m: &Matrix, k: i64, other: i64, batch: &[i64]| -> Option<bool> {
             let size = m.dtype.bytes() as i64;
@@ -65,11 +96,13 @@ impl GemmKernel {
         if gemm.m.full <= FEW
             && let Some(b_by_k) = b_by_k
         {
-            return Self { path: GemmPath::Few, b_by_k, ..simt };
+            let rows = gemm.m.full.max(1).next_power_of_two() as u32;
+            return Self { path: GemmPath::Few, rows, a_by_k: a_by_k == Some(true), b_by_k, ..simt };
         }
         match (a_by_k, b_by_k) {
             (Some(a_by_k), Some(b_by_k)) if a == b && matches!(a, DType::BF16 | DType::F16) => {
-                Self { path: GemmPath::Mma, a_by_k, b_by_k, ..simt }
+                let rows = if gemm.m.full <= 64 { 64 } else { 128 };
+                Self { path: GemmPath::Mma, rows, a_by_k, b_by_k, ..simt }
             }
             _ => simt,
         }
@@ -79,16 +112,34 @@ impl GemmKernel {
     /// for each of [`BATCH`] batch dims, outermost first: its extent (1 where there is none) and its strides in a, b and c.
     pub const PARAMS: usize = 3 + 3 + 6 + 1 + 4 * BATCH;
 
+    /// The tile of [`GemmPath::Mma`]: of few rows, narrow ones, so that more blocks share the work of reading b.
+    pub fn mma_tile(&self) -> MmaTile {
+        let side = if self.rows <= 64 { 64 } else { 128 };
+        MmaTile { rows: side, cols: side, warp_rows: side / 2, warp_cols: side / 2, depth: 32, stages: 4 }
+    }
+
+    /// The rows that a block of [`GemmPath::Few`] makes.
+    pub fn few_rows(&self) -> u32 {
+        self.rows.clamp(1, FEW as u32)
+    }
+
+    /// Columns of c that a block of [`GemmPath::Few`] makes.
+    pub fn few_tile(&self) -> u32 {
+        if self.b_by_k { 16 } else { 32 }
+    }
+
     /// How to launch it: one block a tile, x over columns, y over rows, z over the batch. The kernel goes on at `+ gridDim` in y and z, whose limit
     /// is 65535.
     pub fn shape(&self, m: u64, n: u64, batch: u64) -> Shape {
         let tiles = |n: u64, tile: u32| u32::try_from(n.div_ceil(tile.into())).unwrap_or(u32::MAX);
         let (rows, cols, threads, shared) = match self.path {
-            // Two tiles of 64 x 16 f32, each row padded by 4.
-            GemmPath::Simt => (SIMT_TILE, SIMT_TILE, 256, 2 * 16 * (SIMT_TILE + 4) * 4),
-            // Two stages of a 128 x 32 and a 32 x 128 tile of 16-bit elements.
-            GemmPath::Mma => (MMA_TILE, MMA_TILE, 256, 2 * 2 * MMA_TILE * 32 * 2),
-            GemmPath::Few => (FEW as u32, FEW_TILE, 256, 0),
+            // Two tiles of f32.
+            GemmPath::Simt => (SIMT_TILE, SIMT_TILE, SIMT_THREADS, 2 * SIMT_DEPTH * SIMT_LINE * 4),
+            GemmPath::Mma => {
+                let tile = self.mma_tile();
+                (tile.rows, tile.cols, tile.threads(), tile.stages * tile.stage_bytes())
+            }
+            GemmPath::Few => (self.few_rows(), self.few_tile(), FEW_THREADS, 0),
         };
         let grid = [tiles(n, cols).max(1), tiles(m, rows).clamp(1, 65535), batch.clamp(1, 65535) as u32];
         Shape { grid, threads, shared }

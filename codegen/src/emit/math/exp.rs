@@ -25,7 +25,7 @@ const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
 impl<'c> Ir<'c> {
     /// `exp(x)`: `x = n ln 2 + r`, a polynomial in r, scaled by 2^n.
-    pub(super) fn exp(&self, x: V<'c>) -> V<'c> {
+    pub(crate) fn exp(&self, x: V<'c>) -> V<'c> {
         let w = self.width(x);
         // Beyond these bounds the result is 0 or infinite anyway.
         let x = self.at_least(self.at_most(x, self.cf(w, 89.0)), self.cf(w, -104.0));
@@ -41,7 +41,7 @@ impl<'c> Ir<'c> {
     }
 
     /// `tanh(x)`: a polynomial near 0, `1 - 2 / (exp(2|x|) + 1)` elsewhere.
-    pub(super) fn tanh(&self, x: V<'c>) -> V<'c> {
+    pub(crate) fn tanh(&self, x: V<'c>) -> V<'c> {
         let w = self.width(x);
         let (size, square, one) = (self.fabs(x), self.fmul(x, x), self.cf(w, 1.0));
         let small = self.fma(self.fmul(self.poly(square, &TANH), square), x, x);
@@ -51,7 +51,7 @@ impl<'c> Ir<'c> {
     }
 
     /// `erf(x)`: a polynomial near 0, `1 - exp(-t + t Q(t))` elsewhere.
-    pub(super) fn erf(&self, x: V<'c>) -> V<'c> {
+    pub(crate) fn erf(&self, x: V<'c>) -> V<'c> {
         let w = self.width(x);
         let (size, square) = (self.fabs(x), self.fmul(x, x));
         let small = self.fma(self.poly(square, &ERF_SMALL), x, x);

@@ -36,7 +36,7 @@ impl<'c> Ir<'c> {
     }
 
     /// Natural logarithm; of 0 minus infinity, of less NaN.
-    pub(super) fn log(&self, x: V<'c>) -> V<'c> {
+    pub(crate) fn log(&self, x: V<'c>) -> V<'c> {
         let w = self.width(x);
         let (m, e) = self.split_exponent(x);
         let e = self.cast(Op::SIToFP, e, self.f32(w));
@@ -53,7 +53,7 @@ impl<'c> Ir<'c> {
     }
 
     /// `x^y` with C's special cases: `2^(y log2 |x|)` in f64, then the sign.
-    pub(in crate::emit) fn pow(&self, x: V<'c>, y: V<'c>) -> V<'c> {
+    pub(crate) fn pow(&self, x: V<'c>, y: V<'c>) -> V<'c> {
         let w = self.width(x);
         let (one, zero) = (self.cf(w, 1.0), self.cf(w, 0.0));
         let size = self.fabs(x);

@@ -6,12 +6,12 @@ mod exp;
 mod log_pow;
 mod trig;
 
-use super::ir::{FP, Ir, Op, V};
+use super::ir::{FP, Ir, Machine, Op, V};
 use pcc_ir::ops::UnaryKind;
 
 impl<'c> Ir<'c> {
     /// A unary function of floats.
-    pub(super) fn float_unary(&self, kind: UnaryKind, x: V<'c>) -> V<'c> {
+    pub(crate) fn float_unary(&self, kind: UnaryKind, x: V<'c>) -> V<'c> {
         let w = self.width(x);
         let one = self.cf(w, 1.0);
         match kind {
@@ -36,15 +36,15 @@ impl<'c> Ir<'c> {
         }
     }
 
-    pub(super) fn fabs(&self, x: V<'c>) -> V<'c> {
+    pub(crate) fn fabs(&self, x: V<'c>) -> V<'c> {
         self.intrinsic("llvm.fabs", &[x.get_type()], &[x])
     }
 
-    pub(super) fn sqrt(&self, x: V<'c>) -> V<'c> {
+    pub(crate) fn sqrt(&self, x: V<'c>) -> V<'c> {
         self.intrinsic("llvm.sqrt", &[x.get_type()], &[x])
     }
 
-    pub(super) fn copysign(&self, x: V<'c>, sign: V<'c>) -> V<'c> {
+    pub(crate) fn copysign(&self, x: V<'c>, sign: V<'c>) -> V<'c> {
         self.intrinsic("llvm.copysign", &[x.get_type()], &[x, sign])
     }
 
@@ -59,7 +59,7 @@ impl<'c> Ir<'c> {
     }
 
     /// `max` or `min`: NaN if an operand is NaN, and of equal operands the second.
-    pub(super) fn extreme(&self, max: bool, a: V<'c>, b: V<'c>) -> V<'c> {
+    pub(crate) fn extreme(&self, max: bool, a: V<'c>, b: V<'c>) -> V<'c> {
         let first = self.fcmp(if max { FP::OGT } else { FP::OLT }, a, b);
         // If b is NaN the comparison is false and b is taken; if a is, the outer select takes it.
         self.select(self.fcmp(FP::UNO, a, a), a, self.select(first, a, b))
@@ -83,21 +83,24 @@ impl<'c> Ir<'c> {
     }
 
     /// To i32: truncates and saturates, NaN gives 0.
-    pub(super) fn float_to_int(&self, x: V<'c>) -> V<'c> {
+    pub(crate) fn float_to_int(&self, x: V<'c>) -> V<'c> {
         let to = self.int(32, self.width(x));
         self.intrinsic("llvm.fptosi.sat", &[to, x.get_type()], &[x])
     }
 
     /// Truncating division of i32; by zero gives 0, and the least integer by -1 wraps to itself. In f64, which holds every
-    /// quotient of two i32 well enough to truncate it rightly, since x86 has no vector integer division.
-    pub(super) fn int_div(&self, a: V<'c>, b: V<'c>) -> V<'c> {
+    /// quotient of two i32 well enough to truncate it rightly, where there is no vector integer division (x86).
+    pub(crate) fn int_div(&self, a: V<'c>, b: V<'c>) -> V<'c> {
         let w = self.width(a);
         let zero = self.ci(w, 0);
         let by_zero = self.icmp(super::ir::IP::EQ, b, zero);
         let by_minus = self.icmp(super::ir::IP::EQ, b, self.ci(w, -1));
         let safe = self.select(self.bin(Op::Or, by_zero, by_minus), self.ci(w, 1), b);
         let wide = |v| self.cast(Op::SIToFP, v, self.f64(w));
-        let quotient = self.cast(Op::FPToSI, self.fdiv(wide(a), wide(safe)), self.int(32, w));
+        let quotient = match self.machine {
+            Machine::Ptx => self.bin(Op::SDiv, a, safe),
+            Machine::X86 { .. } => self.cast(Op::FPToSI, self.fdiv(wide(a), wide(safe)), self.int(32, w)),
+        };
         let negated = self.bin(Op::Sub, zero, a);
         self.select(by_zero, zero, self.select(by_minus, negated, quotient))
     }

@@ -11,14 +11,14 @@ const COS: [f32; 3] = [0.041_666_646, -0.001_388_729_8, 2.443_008_5e-5];
 const HALF_PI: f64 = std::f64::consts::FRAC_PI_2;
 const HALF_PI_REST: f64 = 6.123_233_995_736_766e-17;
 /// Adding it rounds an f64 below 2^51 to an integer, whose low bits are then the low bits of the sum.
-pub(super) const ROUND64: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
+pub(crate) const ROUND64: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 /// From here on the quotient by pi/2 no longer fits.
 const LARGEST: f32 = 281_474_976_710_656.0; // 2^48
 
 impl<'c> Ir<'c> {
     /// `sin(x + quarters * pi/2)`: 0 for sine, 1 for cosine. `x = j pi/2 + r` in f64, where `x - j HALF_PI` is exact (both are
     /// multiples of 2^-52 and the difference is below 2), then a polynomial in r in f32.
-    pub(super) fn sin_cos(&self, x: V<'c>, quarters: i32) -> V<'c> {
+    pub(crate) fn sin_cos(&self, x: V<'c>, quarters: i32) -> V<'c> {
         let w = self.width(x);
         let wide = self.cast(Op::FPExt, x, self.f64(w));
         let round = self.cd(w, ROUND64);

@@ -174,13 +174,14 @@ impl Case {
     }
 }
 
-/// Checks cases with the code of both CPUs.
+/// Checks cases with the code of both CPUs, and as PTX.
 pub(super) fn check_all(cases: &[Case], tolerance: f64) {
     let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
     for cpu in cpus() {
         let code = compile(&kernels, cpu);
         cases.iter().enumerate().for_each(|(i, case)| case.check(&code, i, tolerance));
     }
+    super::gpu::check_all(cases, tolerance);
 }
 
 /// An element in memory as a number.

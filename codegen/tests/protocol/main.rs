@@ -1,5 +1,7 @@
 //! The executable as `pcc compile` uses it.
 
+mod gpu;
+
 use pcc_ir::Fault;
 use pcc_ir::codegen_protocol::{Built, Cpu, Reply, Request};
 use pcc_ir::kernel::{Access, Kernel, Lane, Node, Store};

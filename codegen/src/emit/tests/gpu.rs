@@ -1,0 +1,57 @@
+//! The same cases as PTX.
+
+use super::harness::Case;
+use crate::build::build;
+use pcc_ir::codegen_protocol::{Cpu, Gpu, Request};
+use pcc_ir::gpu::{Arch, LibraryKernel};
+use pcc_ir::kernel::Kernel;
+use sha2::{Digest, Sha256};
+use std::path::Path;
+
+/// Names a folder that the PTX of all kernels that the tests use is written to, for every architecture, in folders by name:
+/// `cargo xtask kernels` assembles them.
+const FOLDER: &str = "PCC_TEST_PTX";
+
+/// PTX of kernels.
+pub(crate) fn ptx(kernels: &[Kernel], library: &[LibraryKernel], arch: Arch) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("kernels.ptx");
+    let request = Request {
+        kernels: kernels.to_vec(),
+        cpu: Cpu::Native,
+        gpu: Some(Gpu { arch, library: library.to_vec() }),
+        out: out.to_str().unwrap().into(),
+        cache: None,
+    };
+    build(&request).unwrap();
+    std::fs::read_to_string(out).unwrap()
+}
+
+/// Writes the PTX of kernels to the folder, if there is one.
+pub(crate) fn keep(kernels: &[Kernel], library: &[LibraryKernel]) {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    for arch in Arch::ALL {
+        let text = ptx(kernels, library, arch);
+        let digest: String = Sha256::digest(&text)[..8].iter().map(|b| format!("{b:02x}")).collect();
+        let folder = Path::new(&folder).join(arch.name());
+        std::fs::create_dir_all(&folder).unwrap();
+        let shared: String = library.iter().map(shared_comment).collect();
+        std::fs::write(folder.join(format!("{digest}.ptx")), shared + &text).unwrap();
+    }
+}
+
+/// The dynamic shared memory of a kernel's launches, which its PTX does not say.
+fn shared_comment(kernel: &LibraryKernel) -> String {
+    let bytes = match kernel {
+        LibraryKernel::Gemm(gemm) => gemm.shape(1, 1, 1).shared,
+        LibraryKernel::Attention(attention) => attention.shape(1, 1, 1, 1).shared,
+        LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => 0,
+    };
+    format!("// shared {} {bytes}\n", kernel.symbol())
+}
+
+/// Checks cases as PTX.
+pub(super) fn check_all(cases: &[Case], _tolerance: f64) {
+    let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
+    keep(&kernels, &[]);
+}

@@ -1,0 +1,152 @@
+//! A request for a GPU to one PTX file: all distinct fused kernels and library kernels behind one header.
+
+use super::{Generator, fused, header, initialise, library};
+use crate::build::{checked, content_key, hex, work};
+use crate::cache::Cache;
+use crate::parallel::generate;
+use pcc_ir::Diagnostic;
+use pcc_ir::codegen_protocol::{Built, Gpu, Request};
+use pcc_ir::gpu::{Arch, LibraryKernel};
+use pcc_ir::kernel::Kernel;
+use pcc_ir::kernel_check::KernelInfo;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::time::Instant;
+
+/// Something that becomes an entry.
+enum Unit<'a> {
+    Fused(&'a Kernel, KernelInfo, String),
+    Library(&'a LibraryKernel),
+}
+
+impl Unit<'_> {
+    fn key(&self, arch: Arch) -> Result<String, Diagnostic> {
+        let target = format!("ptx {}", arch.name());
+        let json = match self {
+            Unit::Fused(kernel, ..) => {
+                serde_json::to_vec(&Kernel { name: String::new(), ..(*kernel).clone() })
+            }
+            Unit::Library(kernel) => serde_json::to_vec(kernel),
+        };
+        content_key(json, &target)
+    }
+
+    fn work(&self) -> u32 {
+        match self {
+            Unit::Fused(kernel, ..) => work(kernel),
+            // Tiles and fragments, unrolled.
+            Unit::Library(LibraryKernel::Gemm(_) | LibraryKernel::Attention(_)) => 1000,
+            Unit::Library(_) => 20,
+        }
+    }
+
+    fn ptx(&self, generator: &Generator) -> Result<Vec<u8>, String> {
+        let context = &generator.context;
+        let module = match self {
+            Unit::Fused(kernel, info, symbol) => fused::module(context, kernel, info, symbol)?,
+            Unit::Library(kernel) => library::module(context, kernel)?,
+        };
+        generator.ptx(&module).map(String::into_bytes)
+    }
+}
+
+/// Meets a request for a GPU.
+///
+/// # Errors
+/// Invalid kernels, or ones that a GPU cannot take; a folder that cannot be written; or a fault of this crate.
+pub(crate) fn build(request: &Request, gpu: &Gpu) -> Result<Built, Diagnostic> {
+    let start = Instant::now();
+    let (mut units, symbols) = distinct(&request.kernels)?;
+    let library: BTreeSet<&LibraryKernel> = gpu.library.iter().collect();
+    for kernel in library {
+        check_library(kernel)?;
+        units.push(Unit::Library(kernel));
+    }
+    initialise();
+    let init = start.elapsed();
+    let keys = units.iter().map(|u| u.key(gpu.arch)).collect::<Result<Vec<_>, _>>()?;
+    let cache = Cache::open(request.cache.as_deref().map(Path::new));
+    let mut texts: Vec<Option<Vec<u8>>> = keys.iter().map(|k| cache.get(k)).collect();
+    let missing: Vec<usize> = (0..units.len()).filter(|&i| texts[i].is_none()).collect();
+    let generated = generate(
+        &missing,
+        |i| units[i].work(),
+        || Generator::new(gpu.arch),
+        |generator, i| units[i].ptx(generator),
+    )?;
+    cache.put(generated.iter().map(|(i, text)| (keys[*i].as_str(), text.as_slice())));
+    for (i, text) in generated {
+        texts[i] = Some(text);
+    }
+    let emitted = start.elapsed();
+    let mut ptx = header(gpu.arch).into_bytes();
+    texts.into_iter().flatten().for_each(|text| ptx.extend(text));
+    write(Path::new(&request.out), &ptx)?;
+    let total = start.elapsed();
+    let seconds = [("init", init), ("emit", emitted - init), ("link", total - emitted), ("total", total)];
+    Ok(Built {
+        ok: true,
+        symbols,
+        features: vec![],
+        object_digest: hex(&Sha256::digest(&ptx)),
+        generated: missing.len() as u32,
+        cached: (units.len() - missing.len()) as u32,
+        seconds: BTreeMap::from(seconds.map(|(name, t)| (name.to_string(), t.as_secs_f64()))),
+    })
+}
+
+/// The distinct fused kernels, and the symbol of every kernel.
+fn distinct(kernels: &[Kernel]) -> Result<(Vec<Unit<'_>>, Vec<String>), Diagnostic> {
+    let mut units = vec![];
+    let mut known = HashMap::new();
+    let mut symbols = vec![];
+    for kernel in kernels {
+        let symbol = kernel.symbol();
+        if known.insert(symbol.clone(), ()).is_none() {
+            let info = checked(kernel)?;
+            fused::params(kernel).map_err(|why| {
+                Diagnostic::run("a fused kernel cannot be called on a GPU")
+                    .at(kernel.name.clone())
+                    .why(why)
+                    .help("compile the model for the CPU")
+            })?;
+            units.push(Unit::Fused(kernel, info, symbol.clone()));
+        }
+        symbols.push(symbol);
+    }
+    Ok((units, symbols))
+}
+
+/// Refuses library kernels that no program asks for.
+fn check_library(kernel: &LibraryKernel) -> Result<(), Diagnostic> {
+    let refuse = |why: String| {
+        Err(Diagnostic::internal("an invalid library kernel was asked of pcc-codegen")
+            .at(format!("{kernel:?}"))
+            .why(why))
+    };
+    match *kernel {
+        LibraryKernel::Copy { bytes } if !matches!(bytes, 1 | 2 | 4 | 8) => {
+            refuse(format!("no element has {bytes} bytes"))
+        }
+        LibraryKernel::Reduce { members: 0, .. } => refuse("it reduces nothing".into()),
+        _ if kernel.params() > fused::MOST_PARAMS => Err(Diagnostic::run("too many devices reduce together")
+            .at(format!("{kernel:?}"))
+            .why(format!("a GPU kernel has at most {} parameters", fused::MOST_PARAMS))),
+        _ => Ok(()),
+    }
+}
+
+/// Written aside and renamed.
+fn write(out: &Path, ptx: &[u8]) -> Result<(), Diagnostic> {
+    let folder = out.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let attempt = || -> std::io::Result<()> {
+        let aside = tempfile::Builder::new().prefix(".pcc-codegen-").tempdir_in(folder)?;
+        let file = aside.path().join("kernels.ptx");
+        std::fs::write(&file, ptx)?;
+        std::fs::rename(&file, out)
+    };
+    attempt().map_err(|e| {
+        Diagnostic::run("the kernels' PTX cannot be written").at(out.display().to_string()).why(e.to_string())
+    })
+}
