@@ -99,6 +99,14 @@ impl Tokenizer {
 
     /// The text of token ids; ids outside the vocabulary are nothing. `special` keeps special tokens.
     pub fn decode(&self, ids: &[u32], special: bool) -> Result<String, Diagnostic> {
+        // Of no tokens there is no text, and the crate's decoders panic.
+        let is_text = |&id: &u32| {
+            let token = self.inner.id_to_token(id);
+            token.is_some_and(|t| special || !self.inner.get_added_vocabulary().is_special_token(&t))
+        };
+        if !ids.iter().any(is_text) {
+            return Ok(String::new());
+        }
         self.inner
             .decode(ids, !special)
             .map_err(|e| Diagnostic::input("the tokens cannot be turned into text").why(e.to_string()))

@@ -105,6 +105,9 @@ impl Default for Mesh {
     }
 }
 
+/// The most devices a mesh may have.
+pub const MAX_DEVICES: u64 = 1 << 20;
+
 impl Mesh {
     pub fn size(&self, axis: Axis) -> u32 {
         match axis {
@@ -139,6 +142,22 @@ impl Mesh {
     /// The whole of `axis`.
     pub fn whole(&self, axis: Axis) -> AxisRef {
         AxisRef { axis, pre: 1, size: self.size(axis) }
+    }
+
+    /// Whether there is a device, and no absurd number of them: axes multiply to 1 to [`MAX_DEVICES`].
+    ///
+    /// # Errors
+    /// The sizes of the axes, and what is allowed.
+    pub fn check(&self) -> Result<(), String> {
+        let sizes = Axis::ALL.map(|a| u64::from(self.size(a)));
+        let devices = sizes.iter().fold(1, |n: u64, &size| n.saturating_mul(size));
+        if sizes.contains(&0) || devices > MAX_DEVICES {
+            let names = Axis::ALL.map(Axis::name).join(", ");
+            return Err(format!(
+                "it has {sizes:?} devices along {names}, not 1 to {MAX_DEVICES} all together"
+            ));
+        }
+        Ok(())
     }
 
     /// A sub-axis, or `None` when pre x size does not divide the axis.

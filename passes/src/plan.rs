@@ -91,7 +91,7 @@ impl Plan {
 
     /// Reads a plan file.
     ///
-    /// Errors: no JSON, another version, or not a plan.
+    /// Errors: no JSON, another version, not a plan, or one for no devices.
     pub fn from_json(text: &str) -> Result<Self, Diagnostic> {
         /// Read first, so that another version is told apart from a broken file.
         #[derive(Deserialize)]
@@ -105,7 +105,14 @@ impl Plan {
                 .why(format!("this pcc reads version {VERSION}"))
                 .help("compile the model again without --plan"));
         }
-        serde_json::from_str(text).map_err(wrong)
+        let plan: Self = serde_json::from_str(text).map_err(wrong)?;
+        plan.mesh.check().map_err(|why| {
+            Diagnostic::input("the plan has no mesh of devices")
+                .at("`mesh` of the plan")
+                .why(why)
+                .help("compile the model again without --plan")
+        })?;
+        Ok(plan)
     }
 
     /// The plan as JSON.
@@ -334,6 +341,17 @@ mod tests {
     use crate::solve::{Options, solve};
 
     const BATCH: BatchPlan = BatchPlan { batch: 2, replicas: 1, micro_batches: 1 };
+
+    #[test]
+    fn a_plan_for_no_devices_is_refused() {
+        let module = mlp(8, 64, 256, 2, false);
+        let o = Options::new(Mesh { tp: 2, ..Mesh::default() });
+        let text = plan(&module, &o).0.to_json().unwrap();
+        let none = text.replace("\"tp\": 2", "\"tp\": 0");
+        assert_ne!(text, none);
+        assert!(Plan::from_json(&text).is_ok());
+        assert!(Plan::from_json(&none).unwrap_err().what.contains("mesh"));
+    }
 
     fn plan(module: &Module, o: &Options) -> (Plan, Assignment) {
         let assignment = solve(module, o).unwrap().assignment;

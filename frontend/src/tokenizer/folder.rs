@@ -33,6 +33,9 @@ pub(super) fn from_folder(folder: &Path) -> Result<Tokenizer, Diagnostic> {
         if inner.get_decoder().is_some_and(strips_ends) {
             return Err("a decoder Strip that cuts at the end of tokens is not supported".into());
         }
+        if inner.get_decoder().is_some_and(joins_nothing) {
+            return Err("a decoder BPEDecoder behind a decoder CTC is not supported".into());
+        }
         inner.encode_fast("a", true)?;
         Ok::<_, tokenizers::Error>(inner)
     }));
@@ -52,6 +55,20 @@ fn strips_ends(decoder: &DecoderWrapper) -> bool {
         DecoderWrapper::Sequence(all) => all.get_decoders().iter().any(strips_ends),
         _ => false,
     }
+}
+
+/// Whether a decoder that the crate panics in without tokens follows one that may drop them all.
+fn joins_nothing(decoder: &DecoderWrapper) -> bool {
+    fn walk(decoder: &DecoderWrapper, drops: &mut bool) -> bool {
+        match decoder {
+            DecoderWrapper::CTC(_) => *drops = true,
+            DecoderWrapper::BPE(_) => return *drops,
+            DecoderWrapper::Sequence(all) => return all.get_decoders().iter().any(|d| walk(d, drops)),
+            _ => {}
+        }
+        false
+    }
+    walk(decoder, &mut false)
 }
 
 /// Refuses a map of characters that is shorter than it says: the crate takes memory for what it says.

@@ -229,14 +229,27 @@ fn malformed_json_is_an_error() {
     let strip =
         r#""decoder":{"type":"Sequence","decoders":[{"type":"Strip","content":"a","start":0,"stop":1}]}"#;
     let strip = JSON.replace("\"decoder\":null", strip);
-    assert!(cut_off != JSON && strip != JSON);
+    let nothing = r#""decoder":{"type":"Sequence","decoders":[{"type":"CTC","pad_token":"a","word_delimiter_token":"|","cleanup":true},{"type":"BPEDecoder","suffix":"x"}]}"#;
+    let nothing = JSON.replace("\"decoder\":null", nothing);
+    assert!(cut_off != JSON && strip != JSON && nothing != JSON);
     let deep = "[".repeat(100_000);
-    let others = [&id, &template, &cut_off, &strip, &deep].map(String::as_str);
+    let others = [&id, &template, &cut_off, &strip, &nothing, &deep].map(String::as_str);
     for text in [prefix, "", "{", "[]", "{}", "\u{1}", &JSON[..200]].into_iter().chain(others) {
         let (_folder, path) = written("tokenizer.json", text.as_bytes());
         let refused = Tokenizer::open(&path).unwrap_err();
         assert!(refused.place.is_some(), "{refused}");
     }
+}
+
+/// The crate's decoder takes the last of no tokens.
+#[test]
+fn no_tokens_are_no_text() {
+    let bpe = JSON.replace("\"decoder\":null", r#""decoder":{"type":"BPEDecoder","suffix":"x"}"#);
+    assert_ne!(bpe, JSON);
+    let (_folder, path) = written("tokenizer.json", bpe.as_bytes());
+    let tokenizer = Tokenizer::open(&path).unwrap();
+    assert_eq!(tokenizer.decode(&[], false).unwrap(), "");
+    assert_eq!(tokenizer.decode(&[99_999], false).unwrap(), "");
 }
 
 /// Tokens of a stream, pushed one at a time, and what is left at the end.

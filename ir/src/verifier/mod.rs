@@ -70,7 +70,7 @@ mod tests;
 
 use crate::diagnostic::Diagnostic;
 use crate::graph::{Module, Param, State};
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::Mesh;
 use crate::repeat::Numbering;
 use crate::repeat::names::{Template, repeated};
 use crate::sharding::Sharding;
@@ -78,7 +78,6 @@ use crate::types::Type;
 use std::collections::HashSet;
 
 /// Most devices of an axis, and of a mesh.
-const MAX_DEVICES: u64 = 1 << 20;
 
 /// The level of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,13 +146,7 @@ fn broken(place: impl Into<String>, why: impl Into<String>) -> Diagnostic {
 }
 
 fn mesh(mesh: &Mesh) -> Result<(), Diagnostic> {
-    let sizes = Axis::ALL.map(|a| u64::from(mesh.size(a)));
-    let devices = sizes.iter().fold(1, |n: u64, &size| n.saturating_mul(size));
-    if sizes.contains(&0) || devices > MAX_DEVICES {
-        let why = format!("it has {sizes:?} devices along {}", Axis::ALL.map(Axis::name).join(", "));
-        return Err(broken("the mesh", why).help(format!("1 to {MAX_DEVICES} devices, all axes together")));
-    }
-    Ok(())
+    mesh.check().map_err(|why| broken("the mesh", why))
 }
 
 fn names(module: &Module) -> Result<(), Diagnostic> {

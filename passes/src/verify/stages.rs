@@ -395,6 +395,13 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Whether two values are the same: also the arguments of an entry that are one parameter or one input.
+    fn are_one(&self, a: Number, b: Number) -> bool {
+        let given =
+            |v: Number| self.roles[v as usize].filter(|slot| matches!(slot, Slot::Param(_) | Slot::Input(_)));
+        a == b || given(a).is_some_and(|slot| given(b) == Some(slot))
+    }
+
     /// Puts a value into the arena; whatever it covers is gone.
     fn put(
         &mut self,
@@ -438,7 +445,7 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let held = self.outputs.get(&output).map(Vec::as_slice).unwrap_or_default();
-            let right = held.iter().filter(|(_, h)| *h == r.value).count();
+            let right = held.iter().filter(|(_, h)| self.are_one(*h, r.value)).count();
             if right != 1 || held.len() != 1 {
                 let what = match held.len() {
                     0 => format!("is output `{}`, which no stage writes", name()),
