@@ -12,7 +12,8 @@ use inkwell::intrinsics::Intrinsic;
 use inkwell::module::Module;
 use inkwell::types::{BasicTypeEnum, VectorType};
 use inkwell::values::{
-    BasicMetadataValueEnum, BasicValue, BasicValueEnum, CallSiteValue, FunctionValue, IntValue, PointerValue,
+    BasicMetadataValueEnum, BasicValue, BasicValueEnum, CallSiteValue, FastMathFlags, FunctionValue,
+    IntValue, PointerValue,
 };
 pub(crate) use inkwell::values::{BasicValueEnum as V, InstructionOpcode as Op};
 pub(crate) use inkwell::{FloatPredicate as FP, IntPredicate as IP};
@@ -173,6 +174,15 @@ impl<'c> Ir<'c> {
 
     pub fn fdiv(&self, a: V<'c>, b: V<'c>) -> V<'c> {
         self.bin(Op::FDiv, a, b)
+    }
+
+    /// `1 / b` to about an ulp, where the machine has that.
+    pub fn reciprocal_approx(&self, b: V<'c>) -> V<'c> {
+        let quotient = self.fdiv(self.cf(self.width(b), 1.0), b);
+        if let Some(instruction) = quotient.as_instruction_value() {
+            let _ = instruction.set_fast_math_flags(FastMathFlags::ApproxFunc).map_err(|e| self.fail(e));
+        }
+        quotient
     }
 
     pub fn fneg(&self, a: V<'c>) -> V<'c> {

@@ -11,6 +11,7 @@ const INTRINSICS: &[&str] = &[
     "llvm.floor",
     "llvm.fma",
     "llvm.fptosi.sat",
+    "llvm.maxnum",
     "llvm.sqrt",
     "llvm.trunc",
     "llvm.nvvm.ex2.approx",
@@ -26,6 +27,7 @@ const INTRINSICS: &[&str] = &[
     // Threads with each other.
     "llvm.nvvm.barrier.cta.sync.aligned.all",
     "llvm.nvvm.shfl.sync",
+    "llvm.nvvm.vote.ballot.sync",
     // Tensor cores and what feeds them.
     "llvm.nvvm.cp.async",
     "llvm.nvvm.ldmatrix.sync.aligned",

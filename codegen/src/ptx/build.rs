@@ -43,12 +43,26 @@ impl Unit<'_> {
 
     fn ptx(&self, generator: &Generator) -> Result<Vec<u8>, String> {
         let context = &generator.context;
-        let module = match self {
-            Unit::Fused(kernel, info, symbol) => fused::module(context, kernel, info, symbol)?,
-            Unit::Library(kernel) => library::module(context, kernel)?,
+        let ptx = match self {
+            Unit::Fused(kernel, info, symbol) => {
+                generator.ptx(&fused::module(context, kernel, info, symbol)?)?
+            }
+            Unit::Library(kernel) => {
+                shared(kernel) + &generator.ptx(&library::module(context, kernel)?)?
+            }
         };
-        generator.ptx(&module).map(String::into_bytes)
+        Ok(ptx.into_bytes())
     }
+}
+
+/// The dynamic shared memory of a kernel's launches as a comment, for those who reckon how many blocks fit.
+fn shared(kernel: &LibraryKernel) -> String {
+    let bytes = match kernel {
+        LibraryKernel::Gemm(gemm) => gemm.shape(1, 1, 1).shared,
+        LibraryKernel::Attention(attention) => attention.shape(1, 1, 1, 1).shared,
+        LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => 0,
+    };
+    format!("// shared {} {bytes}\n", kernel.symbol())
 }
 
 /// Meets a request for a GPU.

@@ -1,11 +1,11 @@
-//! Building an entry function: parameters, addresses in their spaces, threads, barriers, shuffles, loops, inline assembly. Everything else
+//! Building an entry function: parameters, addresses in their spaces, threads, barriers, shuffles, loops. Everything else
 //! goes through [`Ir`], whose loads, stores and offsets take addresses of any space.
 
 use crate::emit::ir::{IP, Ir, Op, V};
 use inkwell::AddressSpace;
-use inkwell::attributes::{Attribute, AttributeLoc};
+use inkwell::attributes::AttributeLoc;
 use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum};
-use inkwell::values::{BasicMetadataValueEnum, FunctionValue, IntValue, PointerValue};
+use inkwell::values::{FunctionValue, IntValue, PointerValue};
 
 /// Address spaces of NVPTX.
 pub(crate) const GLOBAL: u16 = 1;
@@ -168,45 +168,6 @@ impl<'i, 'c> Entry<'i, 'c> {
         global.as_pointer_value()
     }
 
-    /// An address of shared memory as the 32-bit number that instructions take.
-    pub fn shared_address(&self, ptr: PointerValue<'c>) -> V<'c> {
-        self.ir.cast(Op::PtrToInt, ptr.into(), self.ir.int(32, 0))
-    }
-
-    // Inline assembly.
-
-    /// An instruction that LLVM has no intrinsic for: its text ($0, $1, .. are results, then arguments), LLVM's constraints (`=f,r,l`), the type of
-    /// the result. It may neither be moved nor dropped, and all threads of a warp run it together.
-    pub fn asm(
-        &self,
-        text: &str,
-        constraints: &str,
-        result: Option<BasicTypeEnum<'c>>,
-        args: &[V<'c>],
-    ) -> Option<V<'c>> {
-        use inkwell::types::BasicType;
-        let ir = self.ir;
-        let types: Vec<BasicMetadataTypeEnum> = args.iter().map(|a| a.get_type().into()).collect();
-        let signature = match result {
-            Some(ty) => ty.fn_type(&types, false),
-            None => ir.context.void_type().fn_type(&types, false),
-        };
-        let (text, constraints) = (text.to_owned(), constraints.to_owned());
-        let asm = ir.context.create_inline_asm(signature, text, constraints, true, false, None, false);
-        let args: Vec<BasicMetadataValueEnum> = args.iter().map(|&a| a.into()).collect();
-        match ir.builder.build_indirect_call(signature, asm, &args, "") {
-            Ok(call) => {
-                let convergent = Attribute::get_named_enum_kind_id("convergent");
-                call.add_attribute(AttributeLoc::Function, ir.context.create_enum_attribute(convergent, 0));
-                call.try_as_basic_value().basic()
-            }
-            Err(e) => {
-                ir.fail(e);
-                None
-            }
-        }
-    }
-
     /// A member of a result that is a struct.
     pub fn member(&self, of: V<'c>, i: u32) -> V<'c> {
         match of {
@@ -319,7 +280,7 @@ mod tests {
                 vec![ir.fadd(sum[0], ir.load(ir.f32(0), ir.offset(ir.f32(0), to, i), 4))]
             })[0];
             let sum = ir.fadd(entry.shuffle_xor(sum, 16), entry.float(2));
-            let doubled = entry.asm("add.rn.f32 $0, $1, $1;", "=f,f", Some(ir.f32(0)), &[sum]).unwrap();
+            let doubled = ir.fadd(sum, sum);
             ir.store(doubled, ir.offset(ir.f32(0), from, at), 4);
             ir.store(doubled, entry.shared_dynamic(), 4);
             entry.end();

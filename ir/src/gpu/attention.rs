@@ -33,6 +33,7 @@ pub enum AttentionPath {
 
 /// Rows of a block of [`AttentionPath::Mma`]: 16 a warp.
 pub const MMA_ROWS: u32 = 64;
+pub const MMA_THREADS: u32 = 128;
 /// Queries of a block of [`AttentionPath::Simt`]: one a warp.
 pub const SIMT_ROWS: u32 = 4;
 
@@ -43,11 +44,11 @@ impl AttentionKernel {
         let fits = |view: &Strided| {
             let size = view.dtype.bytes() as i64;
             let whole = |&s: &i64| s.checked_mul(size).is_some_and(|b| b % 16 == 0);
-            view.loc.offset % 16 == 0
+            view.loc.offset.is_multiple_of(16)
                 && view.strides.split_last().is_some_and(|(&last, rest)| last == 1 && rest.iter().all(whole))
         };
         let dtype = call.q.dtype;
-        let heads = |n: u32| n > 0 && n <= 256 && n % 16 == 0;
+        let heads = |n: u32| n > 0 && n <= 256 && n.is_multiple_of(16);
         let cores = matches!(dtype, DType::BF16 | DType::F16)
             && heads(d)
             && heads(e)
@@ -79,9 +80,26 @@ impl AttentionKernel {
         let tiles = u32::try_from(rows.div_ceil(tile.into())).unwrap_or(u32::MAX);
         let shared = match self.path {
             AttentionPath::Simt => 0,
-            // Tiles of 64 keys and of 64 values.
-            AttentionPath::Mma => 64 * (self.d + self.e) * 2,
+            // A tile of keys and one of values.
+            AttentionPath::Mma => {
+                let queries = if self.queries_shared() { MMA_ROWS * self.d } else { 0 };
+                (self.mma_keys() * (self.d + self.e) + queries) * 2
+            }
         };
-        Shape { grid: [tiles.max(1), heads.clamp(1, 65535) as u32, 1], threads: 128, shared }
+        let threads = match self.path {
+            AttentionPath::Simt => SIMT_ROWS * super::WARP,
+            AttentionPath::Mma => MMA_THREADS,
+        };
+        Shape { grid: [tiles.max(1), heads.clamp(1, 65535) as u32, 1], threads, shared }
+    }
+
+    /// Keys that [`AttentionPath::Mma`] works on at a time: of long values fewer, whose scores need fewer registers.
+    pub fn mma_keys(&self) -> u32 {
+        if self.e > 128 { 32 } else { 64 }
+    }
+
+    /// Whether [`AttentionPath::Mma`] keeps queries in shared memory: registers are too few for them besides the results.
+    pub fn queries_shared(&self) -> bool {
+        self.d > 128
     }
 }

@@ -82,7 +82,7 @@ impl GemmKernel {
         let by_k = |m: &Matrix, k: i64, other: i64, batch: &[i64]| -> Option<bool> {
             let size = m.dtype.bytes() as i64;
             let whole = |s: i64| s.checked_mul(size).is_some_and(|b| b % 16 == 0);
-            let aligned = m.loc.offset % 16 == 0 && batch.iter().all(|&s| whole(s));
+            let aligned = m.loc.offset.is_multiple_of(16) && batch.iter().all(|&s| whole(s));
             match (k, other) {
                 _ if !aligned => None,
                 (1, other) if whole(other) => Some(true),

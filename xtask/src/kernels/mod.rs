@@ -1,6 +1,7 @@
-//! GPU kernels through ptxas: every kernel that the tests of code generation use must assemble for every architecture without spilling a
+//! GPU kernels through ptxas: every kernel that the tests of code generation and small models use must assemble for every architecture without spilling a
 //! register, and those for tensor cores must use them.
 
+mod models;
 mod occupancy;
 mod report;
 mod tools;
@@ -19,6 +20,9 @@ use tools::Tools;
 /// Where tests put the PTX of the kernels that they use, by architecture (`codegen/src/emit/tests/gpu.rs`).
 pub(crate) const FOLDER: &str = "PCC_TEST_PTX";
 
+/// Every architecture, as `--target` has it.
+const ARCHS: [&str; 4] = ["sm_80", "sm_90", "sm_90a", "sm_100a"];
+
 /// What runs on tensor cores, by the beginning of its symbol, and the instruction that shows it.
 const TENSOR_CORES: [&str; 2] = ["pcc_gemm_mma_", "pcc_attention_mma_"];
 const TENSOR_CORE_INSTRUCTION: &str = "HMMA";
@@ -27,13 +31,17 @@ const TENSOR_CORE_INSTRUCTION: &str = "HMMA";
 pub(crate) fn run(project: &Project, steps: &mut Steps, arguments: &[String]) -> Result<()> {
     let arch = match arguments {
         [] => None,
-        [flag, arch] if flag == "--arch" => Some(arch.as_str()),
-        _ => bail!("it takes --arch A alone"),
+        [flag, arch] if flag == "--arch" && ARCHS.contains(&arch.as_str()) => Some(arch.as_str()),
+        _ => bail!("it takes --arch A alone, A one of {}", ARCHS.join(" ")),
     };
     let folder = folder(project)?;
     steps.run("PTX of the tests' kernels", || {
         let test = project.cargo(["test", "--quiet", "--package", "pcc-codegen", "--lib"]);
         test.env(FOLDER, &folder).run()
+    })?;
+    steps.run("PTX of models", || {
+        project.cargo(["build", "--quiet", "--bin", "pcc", "--bin", "pcc-codegen"]).run()?;
+        models::write(project, &folder)
     })?;
     let Some(kernels) = steps.run("ptxas", || assemble(project, &folder, arch))? else { return Ok(()) };
     print!("{}", report::table(&kernels));
@@ -49,8 +57,9 @@ pub(crate) fn folder(project: &Project) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// A step of `cargo xtask test`: what the tests left in the folder assembles.
+/// A step of `cargo xtask test`: what the tests left in the folder assembles, and the kernels of models.
 pub(crate) fn gate(project: &Project, folder: &Path) -> Result<()> {
+    models::write(project, folder)?;
     let Some(kernels) = assemble(project, folder, None)? else { return Ok(()) };
     println!("{}", report::summary(&kernels));
     check(&kernels)

@@ -1,6 +1,6 @@
 //! exp, tanh and erf.
 
-use crate::emit::ir::{FP, Ir, Op, V};
+use crate::emit::ir::{FP, Ir, Machine, Op, V};
 
 /// `P` in `exp(r) = 1 + r + r^2 P(r)`, |r| <= ln(2) / 2: relative error 3.3e-9.
 const EXP: [f32; 5] = [0.499_999_94, 0.166_665_15, 0.041_668_084, 0.008_369_349, 0.001_384_039];
@@ -20,13 +20,33 @@ const ERFC_LARGE: [f32; 7] = [
     -0.000_010_438_062,
 ];
 
+/// log2 e less the f32 nearest to it.
+const LOG2_E_REST: f32 = 1.925_963e-8;
+/// The exponential of more is no finite f32.
+const OVERFLOW: f32 = 88.722_84;
 /// Adding it rounds a small float to an integer, which then lies in the low bits.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
 impl<'c> Ir<'c> {
-    /// `exp(x)`: `x = n ln 2 + r`, a polynomial in r, scaled by 2^n.
+    /// `exp(x)`: `x = n ln 2 + r`, a polynomial in r, scaled by 2^n. On a GPU `2^t (1 + ln 2 l)`, where `t + l` is the product of x and log2 e,
+    /// t rounded; `ex2.approx` is off by at most 2^-22 of its value (PTX ISA).
     pub(crate) fn exp(&self, x: V<'c>) -> V<'c> {
         let w = self.width(x);
+        if self.machine == Machine::Ptx {
+            let bounded = self.at_least(x, self.cf(w, -104.0));
+            let log2_e = self.cf(w, std::f32::consts::LOG2_E);
+            let t = self.fmul(bounded, log2_e);
+            let rest = self.fma(bounded, log2_e, self.fneg(t));
+            let rest = self.fma(bounded, self.cf(w, LOG2_E_REST), rest);
+            let power = self.intrinsic("llvm.nvvm.ex2.approx", &[self.f32(w)], &[t]);
+            let power = self.fma(power, self.fmul(rest, self.cf(w, std::f32::consts::LN_2)), power);
+            // Where 2^t is infinite the correction may be of either sign, or NaN.
+            return self.select(
+                self.fcmp(FP::OGT, x, self.cf(w, OVERFLOW)),
+                self.cf(w, f32::INFINITY),
+                power,
+            );
+        }
         // Beyond these bounds the result is 0 or infinite anyway.
         let x = self.at_least(self.at_most(x, self.cf(w, 89.0)), self.cf(w, -104.0));
         let round = self.cf(w, ROUND);
@@ -46,7 +66,7 @@ impl<'c> Ir<'c> {
         let (size, square, one) = (self.fabs(x), self.fmul(x, x), self.cf(w, 1.0));
         let small = self.fma(self.fmul(self.poly(square, &TANH), square), x, x);
         let e = self.exp(self.fadd(size, size));
-        let large = self.fsub(one, self.fdiv(self.cf(w, 2.0), self.fadd(e, one)));
+        let large = self.fsub(one, self.quotient(self.cf(w, 2.0), self.fadd(e, one)));
         self.select(self.fcmp(FP::OLT, size, self.cf(w, 0.625)), small, self.copysign(large, x))
     }
 

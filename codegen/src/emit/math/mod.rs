@@ -20,14 +20,14 @@ impl<'c> Ir<'c> {
             UnaryKind::Exp => self.exp(x),
             UnaryKind::Log => self.log(x),
             UnaryKind::Sqrt => self.sqrt(x),
-            UnaryKind::Rsqrt => self.fdiv(one, self.sqrt(x)),
+            UnaryKind::Rsqrt => self.rsqrt(x),
             UnaryKind::Recip => self.fdiv(one, x),
             UnaryKind::Sin => self.sin_cos(x, 0),
             UnaryKind::Cos => self.sin_cos(x, 1),
             UnaryKind::Tanh => self.tanh(x),
             UnaryKind::Erf => self.erf(x),
-            UnaryKind::Sigmoid => self.fdiv(one, self.fadd(one, self.exp(self.fneg(x)))),
-            UnaryKind::Silu => self.fdiv(x, self.fadd(one, self.exp(self.fneg(x)))),
+            UnaryKind::Sigmoid => self.quotient(one, self.fadd(one, self.exp(self.fneg(x)))),
+            UnaryKind::Silu => self.quotient(x, self.fadd(one, self.exp(self.fneg(x)))),
             UnaryKind::Gelu => self.gelu(x),
             UnaryKind::GeluTanh => self.gelu_tanh(x),
             // `x < 0` is false for NaN, which passes.
@@ -42,6 +42,22 @@ impl<'c> Ir<'c> {
 
     pub(crate) fn sqrt(&self, x: V<'c>) -> V<'c> {
         self.intrinsic("llvm.sqrt", &[x.get_type()], &[x])
+    }
+
+    /// `1 / sqrt(x)`; on a GPU off by at most 2^-22.4 of its value (PTX ISA).
+    fn rsqrt(&self, x: V<'c>) -> V<'c> {
+        match self.machine {
+            Machine::X86 { .. } => self.fdiv(self.cf(self.width(x), 1.0), self.sqrt(x)),
+            Machine::Ptx => self.intrinsic("llvm.nvvm.rsqrt.approx.f", &[], &[x]),
+        }
+    }
+
+    /// `a / b` within formulas, for b of at least 1: on a GPU by a reciprocal, off by at most 1 ulp and rounded once more.
+    fn quotient(&self, a: V<'c>, b: V<'c>) -> V<'c> {
+        match self.machine {
+            Machine::X86 { .. } => self.fdiv(a, b),
+            Machine::Ptx => self.fmul(a, self.reciprocal_approx(b)),
+        }
     }
 
     pub(crate) fn copysign(&self, x: V<'c>, sign: V<'c>) -> V<'c> {
@@ -79,7 +95,7 @@ impl<'c> Ir<'c> {
         let square = self.fmul(x, x);
         let factor = self.fma(square, self.cf(w, (scale * 0.044715) as f32), self.cf(w, scale as f32));
         let one = self.cf(w, 1.0);
-        self.fdiv(x, self.fadd(one, self.exp(self.fmul(x, factor))))
+        self.quotient(x, self.fadd(one, self.exp(self.fmul(x, factor))))
     }
 
     /// To i32: truncates and saturates, NaN gives 0.

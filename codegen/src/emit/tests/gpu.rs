@@ -35,19 +35,8 @@ pub(crate) fn keep(kernels: &[Kernel], library: &[LibraryKernel]) {
         let digest: String = Sha256::digest(&text)[..8].iter().map(|b| format!("{b:02x}")).collect();
         let folder = Path::new(&folder).join(arch.name());
         std::fs::create_dir_all(&folder).unwrap();
-        let shared: String = library.iter().map(shared_comment).collect();
-        std::fs::write(folder.join(format!("{digest}.ptx")), shared + &text).unwrap();
+        std::fs::write(folder.join(format!("{digest}.ptx")), text).unwrap();
     }
-}
-
-/// The dynamic shared memory of a kernel's launches, which its PTX does not say.
-fn shared_comment(kernel: &LibraryKernel) -> String {
-    let bytes = match kernel {
-        LibraryKernel::Gemm(gemm) => gemm.shape(1, 1, 1).shared,
-        LibraryKernel::Attention(attention) => attention.shape(1, 1, 1, 1).shared,
-        LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => 0,
-    };
-    format!("// shared {} {bytes}\n", kernel.symbol())
 }
 
 /// Checks cases as PTX.

@@ -81,28 +81,23 @@ impl<'e, 'c> Share<'e, 'c> {
         self.tile.rows * self.tile.chunks / self.threads
     }
 
-    /// Whether a thread's chunks stand in one column, a number of rows apart that divides 8 or is divided by it.
+    /// Rows from one of a thread's chunks to the next where they stand in one column; a power of two, as the number of threads is.
     pub fn rows_apart(&self) -> Option<u32> {
         self.threads.is_multiple_of(self.tile.chunks).then_some(self.threads / self.tile.chunks)
     }
 
     /// The i-th.
     pub fn chunk(&self, i: u32) -> Chunk<'e, 'c> {
-        let (row, chunk) = match self.rows_apart() {
-            Some(apart) => (self.first.0 + i * apart, self.first.1),
-            None => {
-                let number = self.thread + i * self.threads;
-                (number.quotient(self.tile.chunks), number.remainder(self.tile.chunks))
-            }
+        let Some(apart) = self.rows_apart() else {
+            let number = self.thread + i * self.threads;
+            let (row, chunk) = (number.quotient(self.tile.chunks), number.remainder(self.tile.chunks));
+            return Chunk { row, chunk, at: self.tile.at(row, chunk) };
         };
-        let at = match self.rows_apart() {
-            // The swizzle has a period of 8 rows.
-            Some(apart) if apart.is_multiple_of(8) => {
-                self.tile.at(self.first.0, chunk) + i * apart * self.tile.row_bytes()
-            }
-            _ => self.tile.at(row, chunk),
-        };
-        Chunk { row, chunk, at }
+        let (first, chunk) = self.first;
+        // The swizzle has a period of 8 rows: what lies whole periods apart is a constant apart.
+        let period = (8 / apart).max(1);
+        let at = self.tile.at(first + i % period * apart, chunk);
+        Chunk { row: first + i * apart, chunk, at: at + i / period * period * apart * self.tile.row_bytes() }
     }
 }
 
@@ -153,7 +148,7 @@ impl<'e, 'c> Fragments<'e, 'c> {
     pub fn load(&self, tile: Num<'e, 'c>, outer: u32, depth: u32) -> [Num<'e, 'c>; 4] {
         let (rows, pair) = if self.by_depth { (outer, depth) } else { (depth, outer) };
         let (_, mask) = self.tile.swizzle();
-        let low = pair * 2 & mask;
+        let low = (pair * 2) & mask;
         let beyond = rows * SIDE * self.tile.row_bytes() + (pair * 2 - low) * CHUNK;
         let at = tile.bytes(self.places[(low / 2) as usize].long()).bytes(i64::from(beyond));
         let transposed = if self.by_depth { "" } else { ".trans" };

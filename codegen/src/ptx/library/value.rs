@@ -153,12 +153,17 @@ impl<'e, 'c> Num<'e, 'c> {
 
     /// 2 to the power of an f32, to 2 units in the last place; 0 of -infinity.
     pub fn exp2(self) -> Self {
-        self.with(self.entry.ir.intrinsic("llvm.nvvm.ex2.approx.f", &[], &[self.v]))
+        self.with(self.entry.ir.intrinsic("llvm.nvvm.ex2.approx", &[self.v.get_type()], &[self.v]))
     }
 
     /// 1 / self, to 1 unit in the last place; subnormal numbers count as 0.
     pub fn reciprocal(self) -> Self {
         self.with(self.entry.ir.intrinsic("llvm.nvvm.rcp.approx.ftz.f", &[], &[self.v]))
+    }
+
+    /// 1 / self, rounded.
+    pub fn inverse(self) -> Self {
+        self.with(self.entry.ir.fdiv(self.constant(1).v, self.v))
     }
 
     fn cast(self, op: Op, to: BasicTypeEnum<'c>) -> Self {
@@ -274,12 +279,21 @@ impl<'e, 'c> Num<'e, 'c> {
 
     /// Writes two to eight f32 as adjacent elements, at an address that all their bytes, or else 16, divide.
     pub fn store_run(self, dtype: DType, values: &[Self]) {
-        let (ir, size) = (self.entry.ir, dtype.bytes() as usize);
+        let (ir, size) = (self.entry.ir, dtype.bytes());
         let at_once = values.len().min(16 / size);
         for (i, run) in values.chunks_exact(at_once).enumerate() {
             let v = self.vector(run);
             let at = self.bytes((i * at_once * size) as i64).pointer();
             ir.store(ir.narrow(dtype, v), at, (at_once * size) as u32);
+        }
+    }
+
+    /// Writes 1, 2 or 4 i32 at an address that all their bytes divide.
+    pub fn store_words(self, words: &[Self]) {
+        let (ir, bytes) = (self.entry.ir, 4 * words.len() as u32);
+        match words {
+            [word] => ir.store(word.v, self.pointer(), bytes),
+            _ => ir.store(self.vector(words), self.pointer(), bytes),
         }
     }
 
@@ -409,6 +423,30 @@ impl<'e, 'c> Code<'e, 'c> {
             body(self.of(i), &values).into_iter().map(|n| n.v).collect()
         };
         self.all(self.entry.count(from, to, step, &first, turn))
+    }
+
+    /// Runs `body` as long as `condition` holds of the values it is given and gives. The values after.
+    pub fn repeat(
+        self,
+        first: &[Num<'e, 'c>],
+        condition: impl FnOnce(&[Num<'e, 'c>]) -> Num<'e, 'c>,
+        body: impl FnOnce(&[Num<'e, 'c>]) -> Vec<Num<'e, 'c>>,
+    ) -> Vec<Num<'e, 'c>> {
+        let ir = self.entry.ir;
+        let [head, inside, done] = ["head", "body", "done"].map(|name| ir.block(self.entry.function, name));
+        let Some(before) = ir.here() else { return first.to_vec() };
+        ir.br(head);
+        ir.at(head);
+        let phis: Vec<_> = first.iter().map(|n| ir.phi(n.v, before)).collect();
+        let values = self.all(phis.iter().map(|p| p.value).collect());
+        ir.br_if(condition(&values).v, inside, done);
+        ir.at(inside);
+        let next = body(&values);
+        let last = ir.here().unwrap_or(inside);
+        phis.iter().zip(&next).for_each(|(phi, n)| phi.incoming(n.v, last));
+        ir.br(head);
+        ir.at(done);
+        values
     }
 
     /// As [`Code::count`] without values.

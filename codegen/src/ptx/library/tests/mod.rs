@@ -1,7 +1,9 @@
 //! The kernels, assembled and run.
 
 use super::module;
+use crate::emit::tests::gpu::keep;
 use crate::ptx::{Generator, header};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
 use pcc_ir::gpu::{Arch, LibraryKernel};
 use pcc_ir::types::DType;
@@ -46,14 +48,60 @@ fn gemms() -> Vec<GemmKernel> {
     all
 }
 
+/// Attention of every path, with every flag.
+fn attentions() -> Vec<AttentionKernel> {
+    let plain = AttentionKernel {
+        path: AttentionPath::Mma,
+        dtype: DType::BF16,
+        d: 64,
+        e: 64,
+        causal: true,
+        window: false,
+        softcap: false,
+        slopes: false,
+        bf16_bias: false,
+    };
+    let mut all = vec![];
+    for (d, e) in [(16, 16), (48, 32), (64, 64), (128, 128), (256, 256), (192, 128)] {
+        all.push(AttentionKernel { d, e, ..plain });
+        all.push(AttentionKernel { d, e, dtype: DType::F16, window: true, softcap: true, ..plain });
+        all.push(AttentionKernel { d, e, causal: false, slopes: true, ..plain });
+        let most = AttentionKernel { d, e, window: true, softcap: true, slopes: true, ..plain };
+        all.push(AttentionKernel { bf16_bias: true, ..most });
+    }
+    for dtype in [DType::F32, DType::F64, DType::BF16] {
+        let simt = AttentionKernel { path: AttentionPath::Simt, dtype, ..plain };
+        all.push(simt);
+        all.push(AttentionKernel { d: 7, e: 300, window: true, softcap: true, slopes: true, ..simt });
+    }
+    all
+}
+
+fn all() -> Vec<LibraryKernel> {
+    let gemms = gemms().into_iter().map(LibraryKernel::Gemm);
+    gemms.chain(attentions().into_iter().map(LibraryKernel::Attention)).collect()
+}
+
+/// Products of 16 x 16 by 16 x 8 that the text of a kernel has.
+fn products(kernel: &LibraryKernel) -> u32 {
+    match kernel {
+        LibraryKernel::Gemm(g) if g.path == GemmPath::Mma => {
+            let tile = g.mma_tile();
+            tile.warp_rows / 16 * (tile.warp_cols / 8) * (tile.depth / 16)
+        }
+        LibraryKernel::Attention(a) if a.path == AttentionPath::Mma => {
+            a.mma_keys() / 8 * (a.d / 16) + a.mma_keys() / 16 * (a.e / 8)
+        }
+        _ => 0,
+    }
+}
+
 #[test]
 fn products_become_tensor_core_instructions() {
-    for g in gemms() {
-        let text = ptx(Arch::Sm80, &LibraryKernel::Gemm(g));
+    for kernel in all() {
+        let text = ptx(Arch::Sm80, &kernel);
         let mma = text.matches("mma.sync.aligned.m16n8k16.row.col.f32").count();
-        let tile = g.mma_tile();
-        let fragments = tile.warp_rows / 16 * (tile.warp_cols / 8) * (tile.depth / 16);
-        let expected = if g.path == GemmPath::Mma { fragments as usize } else { 0 };
-        assert_eq!(mma, expected, "{g:?}");
+        assert_eq!(mma, products(&kernel) as usize, "{kernel:?}");
     }
+    keep(&[], &all());
 }
