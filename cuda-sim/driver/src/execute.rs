@@ -29,6 +29,14 @@ impl Turn {
             self.notify();
             return;
         }
+        if let Work::HostCall { function, argument } = work {
+            // On a thread of its own, as by the driver: the caller may hold what the function waits for.
+            std::thread::spawn(move || {
+                threads::host_call(|| function(argument as *mut std::ffi::c_void));
+                Turn::take().done(id);
+            });
+            return;
+        }
         if let Err(why) = self.run_work(id, &work) {
             self.fault(context, Code::LAUNCH_FAILED, &format!("{what}: {why}"));
         }
@@ -82,12 +90,8 @@ impl Turn {
                 self.free_now(addr)
             }
             Work::Launch(ref launch) => self.run_kernel(id, launch),
-            Work::HostCall { function, argument } => {
-                self.alone(|| threads::host_call(|| function(argument as *mut std::ffi::c_void)));
-                Ok(())
-            }
-            // Started elsewhere.
-            Work::Communicate(_) => Ok(()),
+            // Both are run elsewhere.
+            Work::HostCall { .. } | Work::Communicate(_) => Ok(()),
         }
     }
 

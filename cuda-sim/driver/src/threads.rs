@@ -37,14 +37,10 @@ impl Threads {
         }
     }
 
-    /// Whether a thread can do nothing by itself.
+    /// Whether a thread waits for something that is not done.
     pub fn is_stuck(&self, id: u64) -> bool {
-        self.known.get(&id).is_some_and(Thread::is_stuck)
-    }
-
-    /// Whether no thread can do anything by itself.
-    pub fn all_stuck(&self) -> bool {
-        self.known.values().all(Thread::is_stuck)
+        let waits = self.known.get(&id).and_then(|thread| thread.waits.as_ref());
+        waits.is_some_and(|(ticket, _)| !ticket.is_done())
     }
 
     /// The name of a thread and what it does.
@@ -62,12 +58,6 @@ impl Threads {
         if let Some(thread) = self.known.get_mut(&id) {
             thread.ended = true;
         }
-    }
-}
-
-impl Thread {
-    fn is_stuck(&self) -> bool {
-        self.ended || self.waits.as_ref().is_some_and(|(ticket, _)| !ticket.is_done())
     }
 }
 

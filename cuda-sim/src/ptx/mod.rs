@@ -1,8 +1,19 @@
 //! PTX text, checked and made ready to run.
 
+pub(crate) mod code;
+mod decode;
+mod lanes;
+mod lex;
+pub(crate) mod number;
+mod syntax;
+mod types;
+
 use crate::Fault;
+use code::Code;
+use std::sync::Arc;
 
 /// All kernels of a PTX text.
+#[derive(Debug)]
 pub struct Module {
     kernels: Vec<Kernel>,
     /// The architecture of `.target`.
@@ -19,6 +30,7 @@ pub struct Kernel {
     pub shared: u32,
     /// Threads of a block at most, if `.maxntid` says so.
     pub max_threads: Option<u32>,
+    pub(crate) code: Arc<Code>,
 }
 
 impl Module {
@@ -26,8 +38,24 @@ impl Module {
     ///
     /// # Errors
     /// The text is wrong, or has a directive, opcode, modifier or type that is not known here; the line is named.
-    pub fn load(_text: &str) -> Result<Module, Fault> {
-        Ok(Module { kernels: Vec::new(), target: String::new() })
+    pub fn load(text: &str) -> Result<Module, Fault> {
+        let parsed = syntax::parse(text)?;
+        let data = Arc::new(decode::lay_out_data(&parsed.variables)?);
+        let mut kernels: Vec<Kernel> = Vec::new();
+        for entry in &parsed.entries {
+            if kernels.iter().any(|k| k.name == entry.name) {
+                return Err(Fault::new(format!("two kernels named {}", entry.name)));
+            }
+            let code = decode::kernel(entry, &parsed.variables, &data, text)?;
+            kernels.push(Kernel {
+                name: entry.name.clone(),
+                params: code.params.iter().map(|p| p.bytes as u32).collect(),
+                shared: code.shared.iter().map(|r| r.bytes as u32).sum(),
+                max_threads: entry.max_threads,
+                code: Arc::new(code),
+            });
+        }
+        Ok(Module { kernels, target: parsed.target })
     }
 
     /// The kernel of a name.

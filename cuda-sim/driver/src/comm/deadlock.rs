@@ -12,10 +12,12 @@ struct Blocked {
 }
 
 impl Turn {
-    /// Ends all communicators in which ranks wait for others that cannot come: because every thread that could bring them is stuck too, or because
+    /// Ends all communicators in which ranks wait for others that cannot come: because every thread that could bring them waits too, or because
     /// nothing has happened for long. Whether there were any.
+    ///
+    /// To be called when no work may start and none is being run. A thread that never called, or has ended, says nothing: communicators
+    /// may be handed to other threads.
     pub(crate) fn comm_end_deadlock(&mut self) -> bool {
-        let all_stuck = self.threads.all_stuck();
         let long = self.progress.elapsed() >= self.config.timeout;
         let comms: Vec<(u64, Vec<Blocked>)> = self
             .comms
@@ -34,7 +36,7 @@ impl Turn {
                 .flat_map(|b| &b.missing)
                 .all(|rank| of.members.get(rank).is_some_and(|member| self.threads.is_stuck(member.thread)))
         };
-        if !all_stuck && !long && !comms.iter().all(|(id, blocked)| hopeless(id, blocked)) {
+        if !long && !comms.iter().all(|(id, blocked)| hopeless(id, blocked)) {
             return false;
         }
         let mut lines = Vec::new();
@@ -42,10 +44,10 @@ impl Turn {
             let Some(of) = self.comms.groups.get(id) else { continue };
             lines.extend(blocked.iter().map(|b| self.describe(of, b)));
         }
-        let kind = if all_stuck || !long {
-            "deadlock: all threads that could go on wait".to_owned()
-        } else {
+        let kind = if long {
             format!("deadlock: nothing has happened for {:?}", self.config.timeout)
+        } else {
+            "deadlock: all threads that could go on wait".to_owned()
         };
         let why = format!("{kind}. {}", lines.join("; "));
         for (id, _) in comms {

@@ -5,6 +5,7 @@
 
 mod deadlock;
 mod op;
+mod order;
 mod run;
 mod submit;
 
@@ -28,6 +29,7 @@ pub struct Comms {
     groups: BTreeMap<u64, Group>,
     by_id: BTreeMap<[u8; abi::ID_BYTES], u64>,
     made: u64,
+    order: order::Order,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +77,8 @@ struct Arrived {
 
 impl Comms {
     pub fn new() -> Self {
-        Self { seats: Table::new(9), groups: BTreeMap::new(), by_id: BTreeMap::new(), made: 0 }
+        let order = order::Order::default();
+        Self { seats: Table::new(9), groups: BTreeMap::new(), by_id: BTreeMap::new(), made: 0, order }
     }
 
     /// An id that no other communicator has.
@@ -205,10 +208,13 @@ impl Turn {
     pub fn posted(&mut self, work: &Work, ticket: &Ticket) {
         let Work::Communicate(work) = work else { return };
         let thread = self.threads.here();
-        let group = self.comms.groups.get_mut(&work.group);
-        if let Some(member) = group.and_then(|g| g.members.get_mut(&work.rank)) {
-            member.last = ticket.clone();
-            member.thread = thread;
+        let Some(of) = self.comms.groups.get_mut(&work.group) else { return };
+        let Some(member) = of.members.get_mut(&work.rank) else { return };
+        member.last = ticket.clone();
+        member.thread = thread;
+        let (device, size, sound) = (member.device, of.size, of.error.is_none());
+        if sound && let Err(why) = self.comms.order.post(device, size, work) {
+            self.comm_fail(work.group, abi::INVALID_USAGE, &why);
         }
     }
 }

@@ -106,6 +106,7 @@ impl Turn {
 
     /// Ends a communicator with an error: all work that waits in it fails, and so does all that comes.
     pub(crate) fn comm_fail(&mut self, group: u64, code: Refusal, why: &str) {
+        self.comms.order.forget(group);
         let Some(of) = self.comms.groups.get_mut(&group) else { return };
         if of.error.is_none() {
             of.error = Some((code, why.to_owned()));
@@ -151,6 +152,7 @@ impl Turn {
         self.comm_end_if_left(group);
         if forgotten && self.pending.iter().all(|(_, node)| node.work.group() != Some(group)) {
             self.comms.groups.remove(&group);
+            self.comms.order.forget(group);
         }
     }
 

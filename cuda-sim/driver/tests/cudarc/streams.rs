@@ -203,3 +203,54 @@ fn copies_between_devices_and_queries_end() {
         assert!(event.elapsed_ms(&later).unwrap() >= 0.0);
     });
 }
+
+extern "C" fn double(value: *mut std::ffi::c_void) {
+    // SAFETY: the test passes page-locked memory of a u32, which only the stream's work uses meanwhile.
+    unsafe { *value.cast::<u32>() *= 2 };
+    // A function of a stream may not call the driver.
+    assert_eq!(code(CudaContext::device_count()), CUresult::CUDA_ERROR_NOT_PERMITTED);
+}
+
+#[test]
+fn functions_of_the_host_run_in_their_place() {
+    seeded("streams::functions_of_the_host_run_in_their_place", || {
+        let (context, stream) = device(0);
+        // SAFETY: written before it is read; the pointer is used while the memory is there.
+        unsafe {
+            let mut value = context.alloc_pinned::<u32>(1).unwrap();
+            let on_device = stream.clone_htod(&[21u32]).unwrap();
+            stream.memcpy_dtoh(&on_device, &mut value).unwrap();
+            let pointer = value.as_mut_ptr().unwrap().cast();
+            for _ in 0..3 {
+                result::stream::launch_host_function(stream.cu_stream(), double, pointer).unwrap();
+            }
+            stream.synchronize().unwrap();
+            assert_eq!(value.as_slice().unwrap(), [168]);
+        }
+    });
+}
+
+#[test]
+fn page_locked_memory_stays_while_a_copy_needs_it() {
+    isolated("streams::page_locked_memory_stays_while_a_copy_needs_it", &[("PCC_SIM_SEED", "2")], || {
+        let (context, stream) = device(0);
+        let data = stream.clone_htod(&[1u8; 64]).unwrap();
+        let mut freed_early = 0;
+        for _ in 0..2 {
+            // SAFETY: the memory is freed before the copy is known to be done, which the simulator finds before it would be used.
+            unsafe {
+                let host = result::malloc_host(64, 0).unwrap();
+                let slice = std::slice::from_raw_parts_mut(host.cast::<u8>(), 64);
+                result::memcpy_dtoh_async(slice, data.device_ptr(&stream).0, stream.cu_stream()).unwrap();
+                let freed = result::free_host(host);
+                freed_early += u32::from(code(freed) == CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+            }
+            if freed_early > 0 {
+                assert!(last_fault().contains("still uses it: copy of 64 bytes"), "{}", last_fault());
+                assert_eq!(code(context.synchronize()), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+                return;
+            }
+        }
+        panic!("both copies were run at once");
+    });
+}
