@@ -8,6 +8,7 @@ mod concurrent;
 mod descriptions;
 mod eval;
 mod families;
+mod gpus;
 mod graphs;
 mod interrupted;
 mod mesh_flags;

@@ -1,0 +1,219 @@
+//! Programs for GPUs, on simulated ones: the same results as on the CPU, with the code that GPUs would run.
+
+use super::models::{self, artifact};
+use super::{Outcome, check_failure, command, fails, finish, folder, json, npz, succeeds};
+use std::path::Path;
+
+/// What is asked of f32, relative to the largest value; and of bf16, on average.
+const F32: f64 = 2e-5;
+const BF16_MEAN: f64 = 1e-2;
+
+const MESH: [&str; 4] = ["--tp", "4", "--pp", "2"];
+
+/// The outputs of an entry on 2 rows of 6 tokens.
+fn outputs(place: &Path, artifact: &Path, output: &str, args: &[&str]) -> Vec<f32> {
+    let input = npz::token_file(place, 2, 6);
+    let (input, artifact) = (input.to_str().unwrap(), artifact.to_str().unwrap());
+    succeeds(place, &[&["run", artifact, "--input", input, "--output", "out.npz"], args].concat());
+    npz::read_f32(&place.join("out.npz"), output).1
+}
+
+/// The largest difference relative to the largest value, and the mean one relative to the mean value.
+fn distance(got: &[f32], want: &[f32]) -> (f64, f64) {
+    assert_eq!(got.len(), want.len());
+    assert!(got.iter().all(|x| x.is_finite()));
+    let differences = got.iter().zip(want).map(|(a, b)| f64::from((a - b).abs()));
+    let sizes = want.iter().map(|b| f64::from(b.abs()));
+    let largest = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max);
+    let relative = largest(&mut differences.clone()) / largest(&mut sizes.clone());
+    (relative, differences.sum::<f64>() / sizes.sum::<f64>())
+}
+
+/// Compares a model on simulated GPUs with the CPU.
+fn equals_the_cpu(model: &str, output: &str, sizes: &[&str], run: &[&str]) {
+    let place = folder();
+    let compiled = |target: &str, dtype: &str| {
+        artifact(model, &[&MESH, sizes, &["--target", target, "--dtype", dtype]].concat())
+    };
+    let want = outputs(place.path(), &compiled("cpu", "f32"), output, run_on_cpu(run));
+    let gpus = [&["--device", "cuda-sim"], run].concat();
+    let f32 = distance(&outputs(place.path(), &compiled("sm_90", "f32"), output, &gpus), &want);
+    assert!(f32.0 <= F32, "{model}: f32 is off by {f32:?}");
+    let want = outputs(place.path(), &compiled("cpu", "bf16"), output, run_on_cpu(run));
+    let bf16 = distance(&outputs(place.path(), &compiled("sm_90", "bf16"), output, &gpus), &want);
+    assert!(bf16.1 <= BF16_MEAN, "{model}: bf16 is off by {bf16:?}");
+}
+
+/// Without what is about GPUs.
+fn run_on_cpu<'a>(run: &'a [&'a str]) -> &'a [&'a str] {
+    run.iter().position(|a| *a == "--ranks-per-device").map_or(run, |at| &run[..at])
+}
+
+#[test]
+fn a_llama_on_eight_simulated_gpus_equals_the_cpu() {
+    equals_the_cpu("llama", "logits", &["--seq", "8"], &["--entry", "forward"]);
+}
+
+#[test]
+fn a_gpt2_on_eight_simulated_gpus_equals_the_cpu() {
+    equals_the_cpu("gpt2", "logits", &["--seq", "8"], &["--entry", "forward"]);
+}
+
+#[test]
+fn a_bert_on_eight_simulated_gpus_equals_the_cpu() {
+    equals_the_cpu("bert", "last_hidden_state", &["--seq", "8"], &[]);
+}
+
+/// Collectives by copies and reductions; all ranks of the plan on one device, and on two.
+#[test]
+fn ranks_that_share_a_gpu_equal_the_cpu() {
+    for each in ["8", "4"] {
+        equals_the_cpu(
+            "llama",
+            "logits",
+            &["--seq", "8"],
+            &["--entry", "forward", "--ranks-per-device", each],
+        );
+    }
+}
+
+/// Sequence parallelism gathers and scatters uneven pieces; replicas have groups of their own.
+#[test]
+fn other_collectives_and_replicas_equal_the_cpu() {
+    let place = folder();
+    let run = ["--entry", "forward"];
+    for mesh in [&["--tp", "4", "--sp"][..], &["--tp", "3", "--sp", "--pp", "2"], &["--dp", "2", "--tp", "3"]]
+    {
+        let compiled = |target: &str| {
+            let sizes = ["--seq", "7", "--batch", "2", "--dtype", "f32", "--target", target];
+            artifact("llama", &[mesh, &sizes].concat())
+        };
+        let want = outputs(place.path(), &compiled("cpu"), "logits", &run);
+        for more in [&["--device", "cuda-sim"][..], &["--device", "cuda-sim", "--ranks-per-device", "6"]] {
+            let got = outputs(place.path(), &compiled("sm_80"), "logits", &[more, &run].concat());
+            assert!(distance(&got, &want).0 <= F32, "{mesh:?} {more:?}: {:?}", distance(&got, &want));
+        }
+    }
+}
+
+/// Decoding runs the same step again and again: the second is recorded, the others are launched from the recording.
+#[test]
+fn text_is_generated_as_on_the_cpu() {
+    let place = folder();
+    let tokenizer = models::tokenizer(place.path());
+    let tokens = |target: &str, more: &[&str]| {
+        let made =
+            artifact("llama", &[&MESH[..], &["--seq", "16", "--target", target, "--dtype", "f32"]].concat());
+        let made = made.to_str().unwrap();
+        let args = [
+            "generate",
+            made,
+            "--json",
+            "--tokenizer",
+            &tokenizer,
+            "--prompt",
+            "w5 w7 w11",
+            "--max-tokens",
+            "6",
+        ];
+        json(place.path(), &[&args[..], more].concat())["tokens"].clone()
+    };
+    let want = tokens("cpu", &[]);
+    assert_eq!(want.as_array().unwrap().len(), 6);
+    assert_eq!(tokens("sm_90", &["--device", "cuda-sim"]), want);
+}
+
+/// Work that nothing orders runs in any order.
+#[test]
+fn results_do_not_depend_on_the_order_of_streams() {
+    let place = folder();
+    let made =
+        artifact("llama", &[&MESH[..], &["--seq", "8", "--target", "sm_90", "--dtype", "f32"]].concat());
+    let input = npz::token_file(place.path(), 2, 6);
+    let run = |seed: &str| {
+        let args = ["run", made.to_str().unwrap(), "--input", input.to_str().unwrap(), "--output", "out.npz"];
+        let args = [&args[..], &["--entry", "prefill", "--device", "cuda-sim"]].concat();
+        let o = with(place.path(), &args, &[("PCC_SIM_SEED", seed)]);
+        assert_eq!(o.code, 0, "seed {seed}: {}", o.stderr);
+        npz::read_f32(&place.path().join("out.npz"), "logits").1
+    };
+    let first = run("1");
+    ["2", "3", "4"].iter().for_each(|seed| assert_eq!(run(seed), first, "seed {seed}"));
+}
+
+/// Runs a command with variables of the simulator.
+fn with(place: &Path, args: &[&str], variables: &[(&str, &str)]) -> Outcome {
+    let mut command = command(place, args);
+    command.envs(variables.iter().copied());
+    finish(command.spawn().expect("pcc starts"), &format!("pcc {}", args.join(" ")))
+}
+
+fn refused(made: &Path, more: &[&str], variables: &[(&str, &str)], code: i32, words: &[&str]) {
+    let place = folder();
+    let input = npz::token_file(place.path(), 2, 6);
+    let args = ["run", made.to_str().unwrap(), "--input", input.to_str().unwrap(), "--entry", "forward"];
+    let args = [&args[..], more].concat();
+    let outcome = with(place.path(), &args, variables);
+    check_failure(&outcome, &format!("pcc {} {variables:?}", args.join(" ")), code, words);
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_what_is_missing() {
+    let gpus =
+        artifact("llama", &[&MESH[..], &["--seq", "8", "--target", "sm_90", "--dtype", "f32"]].concat());
+    let cpu = artifact("llama", &["--seq", "8"]);
+    let sim = ["--device", "cuda-sim"];
+    refused(&cpu, &sim, &[], 1, &["the artifact is for cpu", "--target sm_90"]);
+    refused(&gpus, &["--device", "cpu"], &[], 1, &["the artifact is for sm_90", "--device cuda-sim"]);
+    refused(&gpus, &sim, &[("PCC_SIM_DEVICES", "3")], 4, &["8 ranks", "3 GPU(s)", "--ranks-per-device 3"]);
+    refused(&gpus, &sim, &[("PCC_SIM_CAPABILITY", "8.0")], 1, &["sm_90", "8.0", "--target sm_80"]);
+    let little = [("PCC_SIM_MEMORY", "40000")];
+    refused(&gpus, &sim, &little, 4, &["rank 0 needs", "GPU 0", "weights", "caches", "activations"]);
+    refused(&gpus, &sim, &[("PCC_CUDA_SIM", "/nowhere")], 4, &["simulated GPU is not there", "/nowhere"]);
+    refused(&gpus, &["--device", "cuda-sim", "--trace", "t.json"], &[], 2, &["--trace"]);
+    refused(&cpu, &["--ranks-per-device", "2"], &[], 2, &["--ranks-per-device"]);
+}
+
+/// On a machine with CUDA there is nothing to be seen here.
+#[test]
+fn without_cuda_the_message_says_so() {
+    // The loader finds no library of the system's in a search path of its own.
+    let found = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/cuda/lib64"]
+        .iter()
+        .any(|dir| Path::new(dir).join("libcuda.so.1").exists());
+    if found {
+        return;
+    }
+    let gpus =
+        artifact("llama", &[&MESH[..], &["--seq", "8", "--target", "sm_90", "--dtype", "f32"]].concat());
+    for device in [&[][..], &["--device", "cuda"]] {
+        refused(&gpus, device, &[], 4, &["no CUDA driver", "libcuda.so", "--device cuda-sim"]);
+    }
+}
+
+#[test]
+fn unknown_architectures_are_refused() {
+    let place = folder();
+    let model = models::write(place.path(), "llama", &models::llama());
+    for target in ["sm_70", "sm_999", "gpu"] {
+        fails(
+            place.path(),
+            &["compile", &model, "--target", target],
+            2,
+            &[target, "sm_80, sm_90, sm_90a, sm_100a"],
+        );
+    }
+}
+
+/// A driver reads the text of an artifact: edited, it is not run.
+#[test]
+fn edited_kernels_are_refused() {
+    let place = folder();
+    let made =
+        artifact("llama", &[&MESH[..], &["--seq", "8", "--target", "sm_90", "--dtype", "f32"]].concat());
+    let copy = models::copied(&made, place.path());
+    let path = copy.join("kernels.sm_90.ptx");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replacen("add", "sub", 1)).unwrap();
+    refused(&copy, &["--device", "cuda-sim"], &[], 1, &["kernels are not those it was compiled with"]);
+}
