@@ -10,14 +10,15 @@
 //!                                    ->    %3: f32[4,8] = dot_general(%2, %w) {.., "result":"f32"}
 //! ```
 //!
-//! Parameters that their file has quantised stay as they are: in 16 bits they would be several times larger, and products expand the
-//! file's own codes. So do the products that read them, in f32.
+//! For CPUs, parameters that their file has quantised stay as they are: in 16 bits they would be several times larger, and products expand
+//! the file's own codes. So do the products that read them, in f32. GPUs hold no codes, so there they are cast like others.
 //!
 //! The storage of a value is decided once for all functions that pass it on: values that are one tensor (an argument and what calls
 //! give for it, a state and its updates, strided views) form a class, and a class is cast as a whole or not at all.
 
 use pcc_ir::graph::{Entry, Role, Value};
 use pcc_ir::ops::{DotGeneral, Op};
+use pcc_ir::program::DeviceKind;
 use pcc_ir::source::Values;
 use pcc_ir::{DType, Diagnostic, Func, FuncId, Inst, Module, Type, ValueId};
 use std::collections::{HashMap, HashSet};
@@ -26,13 +27,13 @@ use std::collections::{HashMap, HashSet};
 ///
 /// # Errors
 /// The module is no graph: its values have shardings or claims.
-pub fn cast_dtype(module: &Module, dtype: DType) -> Result<Module, Diagnostic> {
+pub fn cast_dtype(module: &Module, dtype: DType, device: DeviceKind) -> Result<Module, Diagnostic> {
     let mut values = module.funcs.values().flat_map(|f| f.values.values());
     if values.any(|v| v.sharding.is_some() || v.claim.is_some()) {
         return Err(Diagnostic::usage("`cast_dtype` cannot run on a sharded or local module")
             .help("run it on a graph, before outline"));
     }
-    let (cast, kept) = cast_classes(module);
+    let (cast, kept) = cast_classes(module, device);
     let mut out = module.clone();
     for (id, param) in out.params.iter_mut() {
         if cast.contains(&Place::Param(id)) {
@@ -130,7 +131,7 @@ fn is_view(op: &Op) -> bool {
 }
 
 /// Every place whose class is cast, and every one whose class is kept because it is quantised.
-fn cast_classes(module: &Module) -> (HashSet<Place>, HashSet<Place>) {
+fn cast_classes(module: &Module, device: DeviceKind) -> (HashSet<Place>, HashSet<Place>) {
     let mut c = Classes::default();
     for (id, func) in &module.funcs {
         let at = |v: ValueId| Place::Value(id, v);
@@ -148,7 +149,8 @@ fn cast_classes(module: &Module) -> (HashSet<Place>, HashSet<Place>) {
         join_entry(&mut c, module, entry);
     }
     for (id, param) in &module.params {
-        if matches!(&param.source.values, Values::Tensor(view) if view.blocks.is_some()) {
+        let quantised = matches!(&param.source.values, Values::Tensor(view) if view.blocks.is_some());
+        if quantised && device == DeviceKind::Cpu {
             c.keep(Place::Param(id));
         }
     }

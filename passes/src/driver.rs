@@ -195,7 +195,7 @@ pub fn run_passes(
                 .help("cast_dtype,outline,assign_shardings,partition run on a graph, in this order"));
         }
         module = match pass {
-            Pass::CastDtype => cast_dtype::cast_dtype(&module, DType::BF16)?,
+            Pass::CastDtype => cast_dtype::cast_dtype(&module, DType::BF16, DeviceKind::Cpu)?,
             Pass::Outline => outline::outline(&module, module.mesh.pp as usize)?,
             Pass::AssignShardings => {
                 let assignment = solve(&module, sp, &cluster)?.assignment;
@@ -271,7 +271,8 @@ pub fn compile(mut graph: Module, options: &Options) -> Result<Compiled, Diagnos
     graph.mesh = options.mesh;
     let mut run = Runner { passes: Vec::new(), print_after: options.print_after };
     if options.dtype != DType::F32 {
-        graph = run.module(Pass::CastDtype, || cast_dtype::cast_dtype(&graph, options.dtype))?;
+        graph =
+            run.module(Pass::CastDtype, || cast_dtype::cast_dtype(&graph, options.dtype, options.device))?;
     }
     let graph = run.module(Pass::Outline, || {
         let mut graph = outline::outline(&graph, options.mesh.pp as usize)?;
