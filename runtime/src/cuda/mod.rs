@@ -18,6 +18,7 @@ mod mirror;
 mod nccl;
 mod peers;
 mod plan;
+mod ranges;
 mod rank;
 mod room;
 mod weights;

@@ -2,6 +2,7 @@
 
 use super::exchange::{Exchange, scratch_bytes};
 use super::peers::Circle;
+use super::ranges::{self, Span, Touched};
 use super::work::{Product, Work};
 use crate::extents::FuncExtents;
 use crate::layout::Layout;
@@ -23,6 +24,8 @@ pub(super) struct Plan {
     pub(super) groups: Groups,
     scalars: Vec<FuncScalars>,
     extents: Vec<FuncExtents>,
+    /// Per function and instruction: what it touches.
+    touched: Vec<Vec<Vec<Touched>>>,
     /// Bytes of each of a rank's two scratch buffers.
     pub(super) scratch: u64,
     /// Bytes of all members' contributions to a collective, at most.
@@ -50,6 +53,7 @@ impl Plan {
         let scalars = program.funcs.iter().map(|f| FuncScalars::new(&program, f)).collect();
         let extents = program.funcs.iter().map(|f| FuncExtents::new(&program, f)).collect();
         let groups = Groups::new(&program);
+        let touched = program.funcs.iter().map(|f| ranges::of(&program, f)).collect();
         let (mut scratch, mut gather) = (0, 0);
         for instr in program.funcs.iter().flat_map(|f| &f.instrs) {
             if let InstrKind::Collective(call) = &instr.kind {
@@ -61,7 +65,7 @@ impl Plan {
                 gather = bytes.saturating_mul(copies).max(gather);
             }
         }
-        Self { program, layout, groups, scalars, extents, scratch, gather }
+        Self { program, layout, groups, scalars, extents, touched, scratch, gather }
     }
 }
 
@@ -157,6 +161,15 @@ impl<'a> Call<'a> {
             }
         };
         self.base + at as u64 + loc.offset
+    }
+
+    /// What an instruction touches in the device's memory.
+    pub(super) fn spans(&self, instr: usize) -> Vec<Span> {
+        let span = |t: &Touched| {
+            let start = self.address(&Loc { base: t.base, offset: 0 });
+            Span { bytes: start + t.bytes.start..start + t.bytes.end, write: t.write }
+        };
+        self.plan.touched[self.index][instr].iter().map(span).collect()
     }
 
     /// The work of an instruction.

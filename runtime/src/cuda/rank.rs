@@ -5,6 +5,7 @@ use super::driver::{Buffer, Context, Event, Failure, Function, Graph, Module, Pi
 use super::mirror::Mirror;
 use super::peers::{Circle, Meeting, Offer, Seat, gather};
 use super::plan::{Call, Plan};
+use super::ranges::{self, Span};
 use super::room::{MESSAGES, Message, Room};
 use super::work::{Among, Move, Work};
 use cranelift_entity::EntityRef;
@@ -77,6 +78,8 @@ struct Rank<'m> {
     pinned: [Pinned; 2],
     uploaded: [Event; 2],
     uploads: usize,
+    /// Collectives that compute has not waited for, oldest first: what they touch, and the event after them.
+    pending: Vec<(Vec<Span>, Event)>,
     /// Runs by their sizes: how often seen, and the recording.
     graphs: HashMap<Key, (u32, Option<Graph>)>,
 }
@@ -186,6 +189,7 @@ impl Station {
             pinned: [Pinned::new(PIECE).map_err(failed)?, Pinned::new(PIECE).map_err(failed)?],
             uploaded: [Event::new().map_err(failed)?, Event::new().map_err(failed)?],
             uploads: 0,
+            pending: Vec::new(),
             graphs: HashMap::new(),
         };
         rank.clear()?;
@@ -374,11 +378,13 @@ impl<'m> Rank<'m> {
                         self.call(&call, *layer)?;
                     }
                     Step::Send { to, tag, slot, bytes } => {
+                        self.meet(|_| true).map_err(self.failed("sending"))?;
                         let message =
                             Message { entry: run.entry, from: self.stage, to: *to as usize, tag: *tag };
                         self.send(&message, micro_batch, *slot, *bytes, &mut mail)?;
                     }
                     Step::Recv { from, tag, slot, bytes } => {
+                        self.meet(|_| true).map_err(self.failed("receiving"))?;
                         let message =
                             Message { entry: run.entry, from: *from as usize, to: self.stage, tag: *tag };
                         self.receive(&message, micro_batch, *slot, *bytes, &mut mail)?;
@@ -386,6 +392,7 @@ impl<'m> Rank<'m> {
                 }
             }
         }
+        self.pending.clear();
         self.join_streams()
     }
 
@@ -413,11 +420,19 @@ impl<'m> Rank<'m> {
         let func = call.func();
         for (at, instr) in func.instrs.iter().enumerate() {
             let work = call.work(at);
+            if work == Work::Nothing {
+                continue;
+            }
+            let spans = call.spans(at);
             let what = &func.notes[instr.note as usize].what;
             let doing = || match layer {
                 Some(layer) => format!("`{what}` of layer {layer}"),
                 None => format!("`{what}`"),
             };
+            if !matches!(work, Work::Exchange(_)) {
+                self.meet(|pending| ranges::meet(pending, &spans))
+                    .map_err(|e| self.station.failed(&e, &doing()))?;
+            }
             match &work {
                 Work::Nothing => {}
                 Work::Fused { kernel, shape, params } => {
@@ -433,7 +448,7 @@ impl<'m> Rank<'m> {
                 Work::Exchange(moves) => {
                     let InstrKind::Collective(_) = instr.kind else { continue };
                     let number = call.plan.groups.find(call.index, at, self.station.position()).0;
-                    self.exchange(Circle::Group { stage: self.stage, number }, moves, &doing)?;
+                    self.exchange(Circle::Group { stage: self.stage, number }, moves, spans, &doing)?;
                 }
             }
         }
@@ -465,8 +480,22 @@ impl<'m> Rank<'m> {
         stream.launch(function, shape, params).map_err(|e| self.station.failed(&e, &doing()))
     }
 
-    /// Queues a collective on the stream of exchanges; compute goes on after it.
-    fn exchange(&self, circle: Circle, moves: &[Move], doing: &dyn Fn() -> String) -> Result<(), Stopped> {
+    /// Lets compute wait for the last of the pending collectives that `meets` is true of, and so for all before it.
+    fn meet(&mut self, meets: impl Fn(&[Span]) -> bool) -> Result<(), Failure> {
+        let Some(last) = self.pending.iter().rposition(|p| meets(&p.0)) else { return Ok(()) };
+        self.compute.wait(&self.pending[last].1)?;
+        self.pending.drain(..=last);
+        Ok(())
+    }
+
+    /// Queues a collective on the stream of exchanges, behind everything that compute was given so far. Compute goes on, up to what meets it.
+    fn exchange(
+        &mut self,
+        circle: Circle,
+        moves: &[Move],
+        spans: Vec<Span>,
+        doing: &dyn Fn() -> String,
+    ) -> Result<(), Stopped> {
         if moves.is_empty() {
             return Ok(());
         }
@@ -476,7 +505,10 @@ impl<'m> Rank<'m> {
             return Err(self.station.broken("the rank has no seat in the group", &doing()));
         };
         moves.iter().try_for_each(|m| self.one_move(seat, m, doing))?;
-        self.after(&self.exchange, &self.compute).map_err(failed)
+        let done = Event::new().map_err(failed)?;
+        self.exchange.record(&done).map_err(failed)?;
+        self.pending.push((spans, done));
+        Ok(())
     }
 
     fn one_move(&self, seat: &Seat, one: &Move, doing: &dyn Fn() -> String) -> Result<(), Stopped> {
