@@ -1,0 +1,135 @@
+//! Runs a piece of work.
+
+use crate::clock::Clock;
+use crate::code::Code;
+use crate::host;
+use crate::race::Accessor;
+use crate::state::{Space, Turn};
+use crate::threads;
+use crate::work::{Launch, Source, Work};
+use pcc_cuda_sim::exec;
+use std::ops::Range;
+use std::sync::Arc;
+
+impl Turn {
+    /// Runs a node that may start, to its end; a communicator's only to its start if other ranks are missing.
+    pub fn perform(&mut self, id: u64) {
+        let Some(node) = self.pending.get(id) else { return };
+        let (context, work, what) = (node.context, node.work.clone(), node.what.clone());
+        let alone = matches!(work, Work::Launch(_) | Work::HostCall { .. });
+        self.pending.start(id, alone);
+        if let Some((_, why)) = self.contexts.get(context).ok().and_then(|c| c.fault.clone()) {
+            if let Work::Communicate(work) = &work {
+                self.comm_failed_rank(work, &why);
+            }
+            return self.done(id);
+        }
+        if let Work::Communicate(work) = &work {
+            self.comm_start(id, work);
+            self.notify();
+            return;
+        }
+        if let Work::HostCall { function, argument } = work {
+            // On a thread of its own, as by the driver: the caller may hold what the function waits for.
+            std::thread::spawn(move || {
+                threads::host_call(|| function(argument as *mut std::ffi::c_void));
+                Turn::take().done(id);
+            });
+            return;
+        }
+        if let Err(why) = self.run_work(id, &work) {
+            self.fault(context, Code::LAUNCH_FAILED, &format!("{what}: {why}"));
+        }
+        self.done(id);
+    }
+
+    fn done(&mut self, id: u64) {
+        self.pending.finish(id);
+        self.progress = std::time::Instant::now();
+        self.notify();
+    }
+
+    fn run_work(&mut self, id: u64, work: &Work) -> Result<(), String> {
+        let said = |fault: pcc_cuda_sim::Fault| fault.to_string();
+        let memory = self.memory.clone();
+        match *work {
+            Work::Nothing => Ok(()),
+            Work::HostToDevice { dst, ref src, len } => {
+                self.note(id, Space::Devices, dst..dst + len, true)?;
+                match src {
+                    Source::Bytes(bytes) => memory.write(dst, bytes).map_err(said),
+                    Source::Pinned(addr) => {
+                        self.note(id, Space::Host, *addr..addr + len, false)?;
+                        memory.write(dst, &host::read(*addr, len)).map_err(said)
+                    }
+                }
+            }
+            Work::DeviceToHost { dst, src, len } => {
+                self.note(id, Space::Devices, src..src + len, false)?;
+                self.note(id, Space::Host, dst..dst + len, true)?;
+                let bytes = memory.read(src, len).map_err(said)?;
+                host::write(dst, &bytes);
+                Ok(())
+            }
+            Work::DeviceToDevice { dst, src, len } => {
+                self.note(id, Space::Devices, src..src + len, false)?;
+                self.note(id, Space::Devices, dst..dst + len, true)?;
+                memory.copy(dst, src, len).map_err(said)
+            }
+            Work::Set { dst, value, width, count } => {
+                self.note(id, Space::Devices, dst..dst + width * count, true)?;
+                if width == 1 {
+                    return memory.set(dst, value as u8, count).map_err(said);
+                }
+                let one = &value.to_le_bytes()[..width as usize];
+                memory.write(dst, &one.repeat(count as usize)).map_err(said)
+            }
+            Work::Alloc { addr, len } => self.note(id, Space::Devices, addr..addr + len, true),
+            Work::Free { addr, len } => {
+                self.note(id, Space::Devices, addr..addr + len, true)?;
+                self.free_now(addr)
+            }
+            Work::Launch(ref launch) => self.run_kernel(id, launch),
+            // Both are run elsewhere.
+            Work::HostCall { .. } | Work::Communicate(_) => Ok(()),
+        }
+    }
+
+    fn run_kernel(&mut self, _id: u64, launch: &Arc<Launch>) -> Result<(), String> {
+        let (memory, launch, seed) = (self.memory.clone(), launch.clone(), self.random.next());
+        let result = self.alone(|| {
+            let Launch { kernel, device, grid, block, shared, params } = &*launch;
+            let (device, grid, block, shared) = (*device, *grid, *block, *shared);
+            let run =
+                || exec::run(&memory, &exec::Launch { kernel, device, grid, block, shared, params, seed });
+            // Others wait for this work: it has to end, whatever happens.
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
+        });
+        match result {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(fault)) => Err(fault.to_string()),
+            Err(_) => Err("the simulator itself failed on this kernel".to_owned()),
+        }
+    }
+
+    /// Notes an access of started work. The error says what it races with.
+    pub fn note(&mut self, id: u64, space: Space, range: Range<u64>, writes: bool) -> Result<(), String> {
+        let sim = &mut **self;
+        if !sim.config.races {
+            return Ok(());
+        }
+        let Some(node) = sim.pending.get(id) else { return Ok(()) };
+        let Some((at, clock)) = &node.started else { return Ok(()) };
+        let who = Accessor { at: *at, clock, what: &node.what };
+        match sim.histories.entry(space).or_default().access(range, writes, &who) {
+            Some(race) => Err(race.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    /// What started work is ordered behind.
+    pub fn clock_of(&self, id: u64) -> Clock {
+        let started = self.pending.get(id).and_then(|node| node.started.as_ref());
+        started.map(|(_, clock)| clock.clone()).unwrap_or_default()
+    }
+}

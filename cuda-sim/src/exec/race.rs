@@ -1,0 +1,232 @@
+//! Finds shared-memory races of a block.
+//!
+//! Two accesses of a byte by different threads, one of them a write and not both atomic, need a barrier between them. Warps have vector clocks that
+//! barriers join, as in FastTrack (Flanagan and Freund, 2009); within a warp only `bar.warp.sync` and barriers order lanes, for neither running
+//! in step nor a shuffle orders memory.
+
+/// Nobody, as a thread or lane.
+const NONE: u16 = u16::MAX;
+/// Flag of a thread that wrote atomically.
+const ATOMIC: u16 = 1 << 15;
+/// Several lanes of a warp.
+const MANY: u8 = 32;
+
+/// Who does something.
+#[derive(Clone, Copy)]
+pub(super) struct Thread {
+    pub(super) warp: usize,
+    pub(super) lane: usize,
+}
+
+impl Thread {
+    fn number(self) -> u16 {
+        (self.warp * 32 + self.lane) as u16
+    }
+
+    fn of(number: u16) -> Self {
+        let number = usize::from(number & !ATOMIC);
+        Self { warp: number / 32, lane: number % 32 }
+    }
+}
+
+/// What an access does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+    Atomic,
+}
+
+pub(super) struct Races {
+    /// Bytes of a cell: the smallest access of the kernel.
+    grain: usize,
+    warps: usize,
+    cells: Vec<Cell>,
+    /// Per cell and warp: when it read last, and the lane or `MANY`.
+    reads: Vec<(u32, u8)>,
+    /// Per warp: its time, which moves on when it synchronises.
+    time: Vec<u32>,
+    /// Per warp and other warp: accesses of the other before this time are known to have happened.
+    seen: Vec<u32>,
+    /// Per warp: accesses of any lane before this time are ordered before those of all lanes.
+    synced: Vec<u32>,
+    /// Per warp and two lanes, where only part of a warp synchronised.
+    pairs: Vec<Option<Box<[[u32; 32]; 32]>>>,
+    /// When the current block started: older records are of other blocks.
+    start: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Cell {
+    wrote: u32,
+    writer: u16,
+    /// The thread whose asynchronous copy into the cell is under way.
+    copying: u16,
+}
+
+impl Races {
+    pub(super) fn new(bytes: usize, grain: usize, warps: usize) -> Self {
+        let cells = bytes.div_ceil(grain);
+        Self {
+            grain,
+            warps,
+            cells: vec![Cell { wrote: 0, writer: NONE, copying: NONE }; cells],
+            reads: vec![(0, MANY); cells * warps],
+            time: vec![1; warps],
+            seen: vec![1; warps * warps],
+            synced: vec![1; warps],
+            pairs: (0..warps).map(|_| None).collect(),
+            start: 1,
+        }
+    }
+
+    /// Forgets all of the last block.
+    pub(super) fn reset(&mut self) {
+        let last = self.time.iter().copied().max().unwrap_or(1);
+        if last > u32::MAX / 2 {
+            *self = Self::new(self.cells.len() * self.grain, self.grain, self.warps);
+            return;
+        }
+        self.start = last + 1;
+        self.time.fill(self.start);
+        self.seen.fill(self.start);
+        self.synced.fill(self.start);
+        self.pairs.fill(None);
+        for cell in self.cells.iter_mut().filter(|c| c.copying != NONE) {
+            cell.copying = NONE;
+        }
+    }
+
+    fn ordered(&self, by: Thread, other: Thread, time: u32) -> bool {
+        if time < self.start {
+            return true;
+        }
+        if by.warp != other.warp {
+            return time < self.seen[by.warp * self.warps + other.warp];
+        }
+        let pair = || self.pairs[by.warp].as_ref().is_some_and(|p| time < p[by.lane][other.lane]);
+        by.lane == other.lane || time < self.synced[by.warp] || pair()
+    }
+
+    /// Notes an access. The error says with which other it collides.
+    pub(super) fn access(
+        &mut self,
+        by: Thread,
+        at: usize,
+        bytes: usize,
+        access: Access,
+    ) -> Result<(), String> {
+        let first = at / self.grain;
+        for n in first..first + bytes.div_ceil(self.grain) {
+            let cell = self.cells[n];
+            if cell.copying != NONE {
+                return Err(copying(Thread::of(cell.copying), by));
+            }
+            let both_atomic = access == Access::Atomic && cell.writer != NONE && cell.writer & ATOMIC != 0;
+            if cell.writer != NONE && !both_atomic && !self.ordered(by, Thread::of(cell.writer), cell.wrote) {
+                let verb = if access == Access::Read { "reads" } else { "writes" };
+                return Err(race(verb, "wrote", Thread::of(cell.writer)));
+            }
+            if access == Access::Read {
+                self.note_read(n, by);
+            } else {
+                self.check_reads(n, by)?;
+                let atomic = if access == Access::Atomic { ATOMIC } else { 0 };
+                self.cells[n] =
+                    Cell { wrote: self.time[by.warp], writer: by.number() | atomic, copying: NONE };
+            }
+        }
+        Ok(())
+    }
+
+    fn note_read(&mut self, cell: usize, by: Thread) {
+        let now = self.time[by.warp];
+        let read = &mut self.reads[cell * self.warps + by.warp];
+        let alone = read.0 < self.synced[by.warp] || read.1 == by.lane as u8;
+        *read = (now, if alone { by.lane as u8 } else { MANY });
+    }
+
+    fn check_reads(&mut self, cell: usize, by: Thread) -> Result<(), String> {
+        for warp in 0..self.warps {
+            let (when, lane) = self.reads[cell * self.warps + warp];
+            if when < self.start {
+                continue;
+            }
+            let many = lane == MANY;
+            let reader = Thread { warp, lane: if many { (by.lane + 1) % 32 } else { lane.into() } };
+            if !self.ordered(by, reader, when) {
+                return Err(race("writes", if many { "and others read" } else { "read" }, reader));
+            }
+        }
+        // What comes after this write comes after all those reads.
+        self.reads[cell * self.warps..][..self.warps].fill((0, MANY));
+        Ok(())
+    }
+
+    /// A copy into these bytes starts: it is a write now, and nobody may touch them until it ends.
+    pub(super) fn start_copy(&mut self, by: Thread, at: usize, bytes: usize) -> Result<(), String> {
+        self.access(by, at, bytes, Access::Write)?;
+        for cell in &mut self.cells[at / self.grain..][..bytes.div_ceil(self.grain)] {
+            cell.copying = by.number();
+        }
+        Ok(())
+    }
+
+    /// The thread has waited for its copy: it writes now.
+    pub(super) fn end_copy(&mut self, by: Thread, at: usize, bytes: usize) {
+        let now = self.time[by.warp];
+        for cell in &mut self.cells[at / self.grain..][..bytes.div_ceil(self.grain)] {
+            *cell = Cell { wrote: now, writer: by.number(), copying: NONE };
+        }
+    }
+
+    /// All lanes of a warp, or those of a mask, wait for each other.
+    pub(super) fn sync_warp(&mut self, warp: usize, mask: u32, all: u32) {
+        self.time[warp] += 1;
+        let now = self.time[warp];
+        if mask == all {
+            self.synced[warp] = now;
+            return;
+        }
+        let pairs = self.pairs[warp].get_or_insert_with(|| Box::new([[0; 32]; 32]));
+        for (a, row) in pairs.iter_mut().enumerate() {
+            for (b, time) in row.iter_mut().enumerate() {
+                if mask >> a & mask >> b & 1 == 1 {
+                    *time = now;
+                }
+            }
+        }
+    }
+
+    /// A whole warp arrives at a barrier: what it knows, for those who wait there.
+    pub(super) fn arrive(&mut self, warp: usize) -> Vec<u32> {
+        self.time[warp] += 1;
+        self.synced[warp] = self.time[warp];
+        let mut known = self.seen[warp * self.warps..][..self.warps].to_vec();
+        known[warp] = self.time[warp];
+        known
+    }
+
+    /// A warp leaves a barrier at which others arrived with this knowledge.
+    pub(super) fn leave(&mut self, warp: usize, known: &[u32]) {
+        for (mine, &theirs) in self.seen[warp * self.warps..][..self.warps].iter_mut().zip(known) {
+            *mine = (*mine).max(theirs);
+        }
+    }
+}
+
+fn race(verb: &str, what: &str, other: Thread) -> String {
+    format!(
+        "race: it {verb} shared memory that warp {} lane {} {what}, with no barrier between",
+        other.warp, other.lane
+    )
+}
+
+fn copying(other: Thread, by: Thread) -> String {
+    let whose = if other.number() == by.number() {
+        "its own cp.async".to_owned()
+    } else {
+        format!("the cp.async of warp {} lane {}", other.warp, other.lane)
+    };
+    format!("it uses shared memory that {whose} is still filling")
+}

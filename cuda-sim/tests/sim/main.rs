@@ -1,0 +1,8 @@
+//! The interpreter against closed forms and plain loops, and each kind of fault it finds.
+
+mod arithmetic;
+mod compiled;
+mod faults;
+mod harness;
+mod matrices;
+mod warps;
