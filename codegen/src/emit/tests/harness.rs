@@ -185,7 +185,7 @@ pub(super) fn check_all(cases: &[Case], tolerance: f64) {
 }
 
 /// An element in memory as a number.
-pub(super) fn number(dtype: DType, bytes: &[u8]) -> f64 {
+pub(crate) fn number(dtype: DType, bytes: &[u8]) -> f64 {
     let bits = bytes.iter().rev().fold(0u64, |bits, &b| bits << 8 | u64::from(b));
     match dtype {
         DType::F64 => f64::from_bits(bits),
@@ -199,7 +199,7 @@ pub(super) fn number(dtype: DType, bytes: &[u8]) -> f64 {
 }
 
 /// A number as an element in memory.
-pub(super) fn element(dtype: DType, x: f64) -> Vec<u8> {
+pub(crate) fn element(dtype: DType, x: f64) -> Vec<u8> {
     match dtype {
         DType::F64 => x.to_le_bytes().to_vec(),
         DType::F32 => (x as f32).to_le_bytes().to_vec(),
@@ -211,7 +211,7 @@ pub(super) fn element(dtype: DType, x: f64) -> Vec<u8> {
     }
 }
 
-pub(super) fn elements(dtype: DType, xs: impl IntoIterator<Item = f64>) -> Vec<u8> {
+pub(crate) fn elements(dtype: DType, xs: impl IntoIterator<Item = f64>) -> Vec<u8> {
     xs.into_iter().flat_map(|x| element(dtype, x)).collect()
 }
 
@@ -263,7 +263,7 @@ pub(super) fn flat(kernel: Kernel, n: usize, inputs: &[Vec<f64>]) -> Case {
 }
 
 /// Numbers that repeat run after run (splitmix64).
-pub(super) struct Rng(pub u64);
+pub(crate) struct Rng(pub u64);
 
 impl Rng {
     pub fn next(&mut self) -> u64 {

@@ -2,7 +2,8 @@
 
 mod cases;
 pub(crate) mod gpu;
-mod harness;
+pub(crate) mod harness;
 mod maths;
 mod random;
 mod rows;
+pub(crate) mod simulate;
