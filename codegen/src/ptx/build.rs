@@ -47,9 +47,7 @@ impl Unit<'_> {
             Unit::Fused(kernel, info, symbol) => {
                 generator.ptx(&fused::module(context, kernel, info, symbol)?)?
             }
-            Unit::Library(kernel) => {
-                shared(kernel) + &generator.ptx(&library::module(context, kernel)?)?
-            }
+            Unit::Library(kernel) => shared(kernel) + &generator.ptx(&library::module(context, kernel)?)?,
         };
         Ok(ptx.into_bytes())
     }
