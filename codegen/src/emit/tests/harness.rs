@@ -5,6 +5,7 @@ use pcc_ir::codegen_protocol::{Cpu, Request};
 use pcc_ir::kernel::{Access, At, Kernel, KernelArgs, Lane, Node, Store};
 use pcc_ir::kernel_eval::{KernelData, eval_kernel};
 use pcc_ir::types::DType;
+use std::cmp::Ordering;
 
 type Function = unsafe extern "C" fn(*const KernelArgs, i64, i64);
 
@@ -156,21 +157,28 @@ impl Case {
     }
 
     pub fn compare(&self, got: &[Vec<u8>], want: &[Vec<u8>], tolerance: f64) {
+        if let Some(difference) = self.difference(got, want, tolerance) {
+            panic!(
+                "{difference}\n{:?}\nextents {:?} strides {:?} scalars {:?}",
+                self.kernel, self.extents, self.strides, self.scalars
+            );
+        }
+    }
+
+    /// The first element that is not what it should be.
+    pub fn difference(&self, got: &[Vec<u8>], want: &[Vec<u8>], tolerance: f64) -> Option<String> {
         for (a, access) in self.kernel.accesses.iter().enumerate() {
             let n = access.dtype.bytes();
             for (i, (g, w)) in got[a].chunks(n).zip(want[a].chunks(n)).enumerate() {
                 let (g, w) = (number(access.dtype, g), number(access.dtype, w));
                 let same = g == w || (g.is_nan() && w.is_nan());
-                assert!(
-                    same || (g - w).abs() <= tolerance * w.abs().max(1.0),
-                    "access {a} element {i}: got {g:e}, not {w:e}\n{:?}\nextents {:?} strides {:?} scalars {:?}",
-                    self.kernel,
-                    self.extents,
-                    self.strides,
-                    self.scalars
-                );
+                if !same && (g - w).abs().partial_cmp(&(tolerance * w.abs().max(1.0))) != Some(Ordering::Less)
+                {
+                    return Some(format!("access {a} element {i}: got {g:e}, not {w:e}"));
+                }
             }
         }
+        None
     }
 }
 

@@ -4,6 +4,7 @@ mod cases;
 pub(crate) mod gpu;
 pub(crate) mod harness;
 mod maths;
+mod mutants;
 mod random;
 mod rows;
 pub(crate) mod simulate;
