@@ -1,10 +1,10 @@
 //! Kernels that are not fused from ops.
 
 mod accumulator;
-mod flat;
 mod attention;
 mod attention_mma;
 mod attention_simt;
+mod flat;
 mod gemm;
 mod gemm_few;
 mod gemm_mma;
