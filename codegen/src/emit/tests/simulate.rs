@@ -1,12 +1,15 @@
 //! PTX run by the simulator, which faults on whatever a GPU would hide: accesses outside buffers, what was never written, races, missing
 //! barriers.
 
-use super::harness::Case;
+use super::gpu::ptx;
+use super::harness::*;
 use pcc_cuda_sim::exec::{Launch, run};
 use pcc_cuda_sim::memory::Memory;
 use pcc_cuda_sim::ptx::Module;
-use pcc_ir::gpu::{Shape, fused};
-use pcc_ir::kernel::Kernel;
+use pcc_ir::gpu::{Arch, Shape, fused};
+use pcc_ir::kernel::{Kernel, Lane, Node};
+use pcc_ir::ops::BinaryKind;
+use pcc_ir::types::DType;
 
 /// How a case is run.
 #[derive(Clone, Copy, Debug)]
@@ -80,17 +83,57 @@ impl Case {
         places.iter().zip(&self.buffers).map(read).collect()
     }
 
-    /// Runs every way and compares with the interpreter.
+    /// Runs every way and compares with the interpreter. Whether addresses are aligned must not change a bit.
     pub(super) fn check_simulated(&self, module: &Module, tolerance: f64) {
         // A launch of nothing is never made.
         if self.extents.contains(&0) {
             return;
         }
         let expected = self.expected();
-        for how in runs(&self.kernel) {
+        let results = runs(&self.kernel).map(|how| {
             let got = self.simulate(module, how, false);
             let got = got.unwrap_or_else(|e| panic!("{e}\n{how:?}\n{self:?}"));
             self.compare(&got, &expected, tolerance);
-        }
+            got
+        });
+        assert!(results[0] == results[1], "bits depend on the addresses' alignment\n{self:?}");
     }
+}
+
+/// Rows and lanes in reverse, and one element for all: strides that are negative, and 0.
+#[test]
+fn strides_may_be_negative_or_zero() {
+    let accesses = [
+        read(DType::F32, Lane::Strided),
+        read(DType::F32, Lane::Strided),
+        read(DType::F32, Lane::Unit),
+        write(DType::F32, Lane::Unit),
+    ];
+    let nodes = [
+        Node::Load(0),
+        Node::Load(1),
+        Node::Load(2),
+        Node::Binary(BinaryKind::Add, 0, 1),
+        Node::Binary(BinaryKind::Add, 3, 2),
+    ];
+    let k = kernel(2, 0, &accesses, &nodes, &[store(3, 4)]);
+    let module = Module::load(&ptx(std::slice::from_ref(&k), &[], Arch::Sm90)).unwrap();
+    let (rows, n) = (3u64, 10u64);
+    let memory = Memory::new();
+    let values = |from: usize| elements(DType::F32, (from..from + 30).map(|x| x as f64));
+    let [a, b, c, out] = [0, 100, 1000, 0].map(|from| {
+        let place = memory.alloc(0, 120).unwrap();
+        memory.write(place, &values(from)).unwrap();
+        place
+    });
+    // The last element of a, backwards; b's fifth; rows of c from the last to the first.
+    let places = [a + 29 * 4, b + 5 * 4, c + 20 * 4, out];
+    let strides = [-(n as i64), -1, 0, 0, -(n as i64), 1, n as i64, 1].map(|s| s as u64);
+    let params: Vec<u64> = places.into_iter().chain([rows, n]).chain(strides).collect();
+    launch(&module, &memory, &k.symbol(), fused::shape(&k, &[rows, n]), &params, 1).unwrap();
+    let want = (0..rows * n).map(|i| {
+        let (row, lane) = (i / n, i % n);
+        (29 - i) as f64 + 105.0 + (1000 + (2 - row) * n + lane) as f64
+    });
+    assert_eq!(memory.read(out, 120).unwrap(), elements(DType::F32, want));
 }
