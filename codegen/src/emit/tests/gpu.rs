@@ -2,6 +2,7 @@
 
 use super::harness::Case;
 use crate::build::build;
+use pcc_cuda_sim::ptx::Module;
 use pcc_ir::codegen_protocol::{Cpu, Gpu, Request};
 use pcc_ir::gpu::{Arch, LibraryKernel};
 use pcc_ir::kernel::Kernel;
@@ -40,7 +41,9 @@ pub(crate) fn keep(kernels: &[Kernel], library: &[LibraryKernel]) {
 }
 
 /// Checks cases as PTX.
-pub(super) fn check_all(cases: &[Case], _tolerance: f64) {
+pub(super) fn check_all(cases: &[Case], tolerance: f64) {
     let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
     keep(&kernels, &[]);
+    let module = Module::load(&ptx(&kernels, &[], Arch::Sm90)).unwrap();
+    cases.iter().for_each(|case| case.check_simulated(&module, tolerance));
 }

@@ -5,6 +5,7 @@ use pcc_ir::codegen_protocol::{Cpu, Request};
 use pcc_ir::kernel::{Access, At, Kernel, KernelArgs, Lane, Node, Store};
 use pcc_ir::kernel_eval::{KernelData, eval_kernel};
 use pcc_ir::types::DType;
+use std::cmp::Ordering;
 
 type Function = unsafe extern "C" fn(*const KernelArgs, i64, i64);
 
@@ -156,21 +157,28 @@ impl Case {
     }
 
     pub fn compare(&self, got: &[Vec<u8>], want: &[Vec<u8>], tolerance: f64) {
+        if let Some(difference) = self.difference(got, want, tolerance) {
+            panic!(
+                "{difference}\n{:?}\nextents {:?} strides {:?} scalars {:?}",
+                self.kernel, self.extents, self.strides, self.scalars
+            );
+        }
+    }
+
+    /// The first element that is not what it should be.
+    pub fn difference(&self, got: &[Vec<u8>], want: &[Vec<u8>], tolerance: f64) -> Option<String> {
         for (a, access) in self.kernel.accesses.iter().enumerate() {
             let n = access.dtype.bytes();
             for (i, (g, w)) in got[a].chunks(n).zip(want[a].chunks(n)).enumerate() {
                 let (g, w) = (number(access.dtype, g), number(access.dtype, w));
                 let same = g == w || (g.is_nan() && w.is_nan());
-                assert!(
-                    same || (g - w).abs() <= tolerance * w.abs().max(1.0),
-                    "access {a} element {i}: got {g:e}, not {w:e}\n{:?}\nextents {:?} strides {:?} scalars {:?}",
-                    self.kernel,
-                    self.extents,
-                    self.strides,
-                    self.scalars
-                );
+                if !same && (g - w).abs().partial_cmp(&(tolerance * w.abs().max(1.0))) != Some(Ordering::Less)
+                {
+                    return Some(format!("access {a} element {i}: got {g:e}, not {w:e}"));
+                }
             }
         }
+        None
     }
 }
 
@@ -185,7 +193,7 @@ pub(super) fn check_all(cases: &[Case], tolerance: f64) {
 }
 
 /// An element in memory as a number.
-pub(super) fn number(dtype: DType, bytes: &[u8]) -> f64 {
+pub(crate) fn number(dtype: DType, bytes: &[u8]) -> f64 {
     let bits = bytes.iter().rev().fold(0u64, |bits, &b| bits << 8 | u64::from(b));
     match dtype {
         DType::F64 => f64::from_bits(bits),
@@ -199,7 +207,7 @@ pub(super) fn number(dtype: DType, bytes: &[u8]) -> f64 {
 }
 
 /// A number as an element in memory.
-pub(super) fn element(dtype: DType, x: f64) -> Vec<u8> {
+pub(crate) fn element(dtype: DType, x: f64) -> Vec<u8> {
     match dtype {
         DType::F64 => x.to_le_bytes().to_vec(),
         DType::F32 => (x as f32).to_le_bytes().to_vec(),
@@ -211,7 +219,7 @@ pub(super) fn element(dtype: DType, x: f64) -> Vec<u8> {
     }
 }
 
-pub(super) fn elements(dtype: DType, xs: impl IntoIterator<Item = f64>) -> Vec<u8> {
+pub(crate) fn elements(dtype: DType, xs: impl IntoIterator<Item = f64>) -> Vec<u8> {
     xs.into_iter().flat_map(|x| element(dtype, x)).collect()
 }
 
@@ -263,7 +271,7 @@ pub(super) fn flat(kernel: Kernel, n: usize, inputs: &[Vec<f64>]) -> Case {
 }
 
 /// Numbers that repeat run after run (splitmix64).
-pub(super) struct Rng(pub u64);
+pub(crate) struct Rng(pub u64);
 
 impl Rng {
     pub fn next(&mut self) -> u64 {

@@ -2,7 +2,9 @@
 
 mod cases;
 pub(crate) mod gpu;
-mod harness;
+pub(crate) mod harness;
 mod maths;
+mod mutants;
 mod random;
 mod rows;
+pub(crate) mod simulate;

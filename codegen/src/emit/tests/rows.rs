@@ -1,6 +1,10 @@
 //! Row reductions and iteration spaces against f64 closed forms.
 
+use super::gpu::ptx;
 use super::harness::*;
+use super::simulate::runs;
+use pcc_cuda_sim::ptx::Module;
+use pcc_ir::gpu::Arch;
 use pcc_ir::kernel::{Kernel, Lane, Node};
 use pcc_ir::ops::{BinaryKind as B, UnaryKind as U};
 use pcc_ir::types::{DType, ReduceKind};
@@ -12,7 +16,7 @@ fn in_out(nodes: &[Node]) -> Kernel {
     kernel(2, 0, &accesses, nodes, &[store(1, nodes.len() as u32 - 1)])
 }
 
-fn softmax() -> Kernel {
+pub(super) fn softmax() -> Kernel {
     in_out(&[
         Node::Load(0),
         Node::RowReduce(ReduceKind::Max, 0),
@@ -24,7 +28,7 @@ fn softmax() -> Kernel {
 }
 
 /// `(x - mean) / sqrt(var + eps)` with 1/n from the row's length.
-fn layer_norm(n: usize) -> Kernel {
+pub(super) fn layer_norm(n: usize) -> Kernel {
     in_out(&[
         Node::Load(0),
         Node::RowReduce(ReduceKind::Sum, 0),
@@ -42,7 +46,7 @@ fn layer_norm(n: usize) -> Kernel {
 }
 
 /// Rows of a kernel of one input and one output, packed.
-fn rows_case(kernel: Kernel, rows: usize, n: usize) -> (Case, Vec<Vec<f64>>) {
+pub(super) fn rows_case(kernel: Kernel, rows: usize, n: usize) -> (Case, Vec<Vec<f64>>) {
     let mut rng = Rng(n as u64);
     let input: Vec<f64> =
         (0..rows * n).map(|_| f64::from((rng.below(2000) as f32 - 1000.0) / 250.0)).collect();
@@ -57,6 +61,7 @@ fn rows_equal(make: impl Fn(usize) -> Kernel, form: impl Fn(&[f64]) -> Vec<f64>,
     let lengths: Vec<usize> = (1..=70).chain([127, 128, 1000, 4096]).collect();
     let cases: Vec<_> = lengths.iter().map(|&n| rows_case(make(n), 3, n)).collect();
     let kernels: Vec<Kernel> = cases.iter().map(|c| c.0.kernel.clone()).collect();
+    super::gpu::check_all(&cases.iter().map(|c| c.0.clone()).collect::<Vec<_>>(), tolerance);
     for cpu in cpus() {
         let code = compile(&kernels, cpu);
         for (i, (case, rows)) in cases.iter().enumerate() {
@@ -144,6 +149,11 @@ fn a_row_may_be_rewritten_in_place() {
     let apart = case.run(&code, 0, &[0, 4]).pop().unwrap();
     let together = case.run_in_place(&code);
     assert_eq!(apart, together);
+    let module = Module::load(&ptx(std::slice::from_ref(&case.kernel), &[], Arch::Sm90)).unwrap();
+    for how in runs(&case.kernel) {
+        let apart = case.simulate(&module, how, false).unwrap().pop();
+        assert_eq!(apart, case.simulate(&module, how, true).unwrap().pop(), "{how:?}");
+    }
     assert_eq!(rows.len(), 4);
 }
 

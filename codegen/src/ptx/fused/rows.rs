@@ -10,7 +10,7 @@ use super::row::Row;
 use super::{Fused, IP, IntValue, Op, PointerValue, Special, V};
 use crate::emit::order::{live, reductions};
 use pcc_ir::gpu::{WARP, fused::VECTOR};
-use pcc_ir::kernel::NodeId;
+use pcc_ir::kernel::{Node, NodeId};
 use pcc_ir::types::ReduceKind;
 
 /// Warps of a block, at most.
@@ -37,8 +37,8 @@ impl<'c> Fused<'_, 'c> {
             for (reductions, shared) in &passes {
                 self.reduce(&mut row, reductions, *shared);
             }
-            self.store_pass(&mut row);
-            if passes.len() == 1 {
+            self.store_pass(&mut row, self.stores_wait(&live, passes.len()));
+            if passes.len() == 1 && !self.stores_wait(&live, passes.len()) {
                 self.entry.barrier();
             }
             vec![]
@@ -115,8 +115,18 @@ impl<'c> Fused<'_, 'c> {
         }
     }
 
+    /// Whether per-row stores, which may be to where a per-row value is loaded from, have to wait until all threads have loaded: values that
+    /// need no reduction are loaded before the first pass, and so before its barrier.
+    fn stores_wait(&self, live: &[bool], passes: usize) -> bool {
+        let loads_late = self.kernel.nodes.iter().enumerate().any(|(i, node)| {
+            let loads = matches!(node, Node::Load(_) | Node::LoadAt { .. });
+            live[i] && loads && !self.info.varies[i] && (self.info.phase[i] > 0 || passes == 0)
+        });
+        loads_late && !self.stores_by_kind().0.is_empty()
+    }
+
     /// Stores per-element nodes in one pass over the row, then per-row ones, by one thread.
-    fn store_pass(&self, row: &mut Row<'c>) {
+    fn store_pass(&self, row: &mut Row<'c>, wait: bool) {
         let ir = self.ir;
         let (once, each) = self.stores_by_kind();
         for &store in &once {
@@ -130,8 +140,9 @@ impl<'c> Fused<'_, 'c> {
         if once.is_empty() {
             return;
         }
-        // A store may be to where other threads of the row load a per-row value from.
-        self.entry.barrier();
+        if wait {
+            self.entry.barrier();
+        }
         let first = ir.icmp(IP::EQ, self.entry.place(Special::Thread).into(), ir.long(0).into());
         self.entry.when(first, || once.iter().for_each(|&store| self.store_row_here(row, store)));
     }

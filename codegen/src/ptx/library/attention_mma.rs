@@ -291,19 +291,25 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
         for i in 0..operand.share.count() {
             let chunk = operand.share.chunk(i);
             let (from, bits) = match operand.share.rows_apart() {
-                Some(apart) => {
+                // The number of a chunk says which lanes' keys it is of.
+                Some(apart) if apart <= WARP => {
                     let from = next;
                     next = from.bytes(operand.stride * apart);
                     let word = seen[(i * apart / WARP) as usize];
                     (from, (word >> begin.row) >> (i * apart % WARP))
                 }
-                None => {
+                _ => {
                     let word = chunk.row.lt(i64::from(WARP)).choose(seen[0], seen[seen.len() - 1]);
                     let place = chunk.row.long() * operand.stride + (chunk.chunk * CHUNK).long();
                     (first.bytes(place), word >> (chunk.row & (WARP - 1)))
                 }
             };
-            tile::copy(code, operand.tile.bytes(chunk.at.long()), from, (bits & 1u32) * CHUNK);
+            let to = operand.tile.bytes(chunk.at.long());
+            let copy = || tile::copy(code, to, from, (bits & 1u32) * CHUNK);
+            match operand.share.inside(i) {
+                Some(inside) => code.when(inside, copy),
+                None => copy(),
+            }
         }
     }
 

@@ -201,3 +201,6 @@ fn combine<'c>(ir: &Ir<'c>, dtype: DType, reduce: ReduceKind, a: V<'c>, b: V<'c>
         (_, ReduceKind::Min) => floats(FP::OLT),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -70,7 +70,6 @@ pub(super) struct Chunk<'e, 'c> {
 }
 
 impl<'e, 'c> Share<'e, 'c> {
-    /// The number of threads divides that of the tile's chunks.
     pub fn of(tile: Tile, thread: Num<'e, 'c>, threads: u32) -> Self {
         let place = (thread.quotient(tile.chunks), thread.remainder(tile.chunks));
         Share { tile, threads, first: place, thread }
@@ -78,7 +77,13 @@ impl<'e, 'c> Share<'e, 'c> {
 
     /// Chunks of a thread.
     pub fn count(&self) -> u32 {
-        self.tile.rows * self.tile.chunks / self.threads
+        (self.tile.rows * self.tile.chunks).div_ceil(self.threads)
+    }
+
+    /// Whether the i-th is one of the tile's, where some threads have fewer than others.
+    pub fn inside(&self, i: u32) -> Option<Num<'e, 'c>> {
+        let all = self.tile.rows * self.tile.chunks;
+        (all < (i + 1) * self.threads).then(|| (self.thread + i * self.threads).lt(i64::from(all)))
     }
 
     /// Rows from one of a thread's chunks to the next where they stand in one column; a power of two, as the number of threads is.

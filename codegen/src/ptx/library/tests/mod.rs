@@ -1,5 +1,10 @@
 //! The kernels, assembled and run.
 
+mod attentions;
+mod data;
+mod mutants;
+mod products;
+
 use super::module;
 use crate::emit::tests::gpu::keep;
 use crate::ptx::{Generator, header};

@@ -1,0 +1,199 @@
+//! Kernels broken on purpose in their PTX. The simulator or the comparison must notice each change, but for those listed with the reason why
+//! they change nothing.
+
+use super::attentions::{Case as Attends, kernel};
+use super::products::Case as Multiplies;
+use super::ptx;
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
+use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
+use pcc_ir::gpu::{Arch, LibraryKernel, Shape};
+use pcc_ir::types::DType;
+
+/// Orders of blocks and warps, one of which must show what is wrong.
+const SEEDS: [u64; 4] = [1, 2, 3, 4];
+
+/// A kernel, and what is computed with it.
+struct Subject {
+    name: &'static str,
+    kernel: LibraryKernel,
+    products: Vec<(Multiplies, Shape)>,
+    attentions: Vec<Attends>,
+}
+
+impl Subject {
+    /// What is wrong with a text of the kernel.
+    fn fault(&self, text: &str) -> Option<String> {
+        let runs = SEEDS.into_iter().flat_map(|seed| {
+            let products = self.products.iter().map(move |(case, shape)| case.check_at(text, *shape, seed));
+            products.chain(self.attentions.iter().map(move |case| case.check(text, seed)))
+        });
+        runs.filter_map(Result::err).next()
+    }
+}
+
+/// Products whose blocks have more than one tile, of extents that end at different places of a tile.
+fn product(
+    name: &'static str,
+    path: GemmPath,
+    c: DType,
+    (a_by_k, b_by_k): (bool, bool),
+    shapes: &[(u64, u64, u64)],
+) -> Subject {
+    let rows = if path == GemmPath::Few { 2 } else { 64 };
+    let kernel = GemmKernel { path, a: DType::BF16, b: DType::BF16, c, rows, a_by_k, b_by_k };
+    let case = |&(m, n, k): &(u64, u64, u64)| {
+        let shape = kernel.shape(m, n, 1);
+        let case = Multiplies { batch: [1, 1, 2], alpha: 0.5, ..Multiplies::new(kernel, (m, n, k)) };
+        (case, Shape { grid: [shape.grid[0], 1, 1], ..shape })
+    };
+    let products = shapes.iter().map(case).collect();
+    Subject { name, kernel: LibraryKernel::Gemm(kernel), products, attentions: vec![] }
+}
+
+fn attention(name: &'static str, path: AttentionPath) -> Subject {
+    let kernel = AttentionKernel { window: true, slopes: true, ..kernel(path, DType::BF16, 16, 16) };
+    let case = |r: u64, window: u64| Attends {
+        window,
+        scattered: true,
+        start: 70,
+        ..Attends::new(kernel, (1, 67, 150, 1, r))
+    };
+    let attentions = vec![case(1, 40), case(1, 90), case(3, 17)];
+    Subject { name, kernel: LibraryKernel::Attention(kernel), products: vec![], attentions }
+}
+
+fn subjects() -> [Subject; 7] {
+    let shapes = [(70, 104, 200), (104, 70, 180)];
+    let few = [(3, 20, 1100), (1, 3, 531)];
+    [
+        product("mma, by k", GemmPath::Mma, DType::F32, (true, true), &shapes),
+        product("mma, not by k", GemmPath::Mma, DType::BF16, (false, false), &shapes),
+        product("simt", GemmPath::Simt, DType::F32, (true, false), &[(70, 104, 40), (104, 70, 33)]),
+        product("few, by k", GemmPath::Few, DType::F32, (true, true), &few),
+        product("few, not by k", GemmPath::Few, DType::F32, (false, false), &few),
+        attention("attention, mma", AttentionPath::Mma),
+        attention("attention, simt", AttentionPath::Simt),
+    ]
+}
+
+/// How a text is changed, one place at a time.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// One text instead of another.
+    Replace(&'static str, &'static str),
+    /// Two registers of an operand of `mma.sync` change places: those of this line behind the opcode, of these numbers.
+    Swap(usize, usize, usize),
+}
+use Change::{Replace, Swap};
+
+impl Change {
+    /// The text changed at the n-th place.
+    fn apply(self, text: &str, n: usize) -> Option<String> {
+        match self {
+            Replace(from, to) => {
+                let at = text.match_indices(from).nth(n)?.0;
+                Some(format!("{}{to}{}", &text[..at], &text[at + from.len()..]))
+            }
+            Swap(line, i, j) => {
+                let at = text.match_indices("mma.sync").nth(n)?.0;
+                let first = text[..at].matches('\n').count() + line;
+                let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+                let (open, close) = (lines[first].find('{')?, lines[first].find('}')?);
+                let mut registers: Vec<String> =
+                    lines[first][open + 1..close].split(", ").map(str::to_owned).collect();
+                registers.swap(i, j);
+                lines[first] =
+                    [&lines[first][..=open], &registers.join(", "), &lines[first][close..]].concat();
+                Some(lines.join("\n"))
+            }
+        }
+    }
+}
+
+const BARRIER: Change = Replace("bar.sync \t0;", "");
+const COMMIT: Change = Replace("cp.async.commit_group;", "");
+const ROWS: Change = Swap(2, 1, 2);
+const DEPTHS: Change = Swap(3, 0, 1);
+const SUMS: Change = Swap(4, 1, 2);
+const TRANSPOSED: Change = Replace(".x4.shared", ".x4.trans.shared");
+const STRAIGHT: Change = Replace(".x4.trans.shared", ".x4.shared");
+const BANKS: Change = Replace("xor.b32", "or.b32");
+const HALF_A_WARP: Change = Replace(", 31, -1;", ", 31, 65535;");
+const NEXT_LANE: Change = Replace(", 1, 31, -1;", ", 2, 31, -1;");
+const FAR_LANE: Change = Replace(", 16, 31, -1;", ", 8, 31, -1;");
+const BOUND: Change = Replace("setp.lt.s32", "setp.le.s32");
+const MOST: Change = Replace("min.s32", "max.s32");
+const NO_WAIT_2: Change = Replace("cp.async.wait_group \t2;", "");
+const WAIT_3: Change = Replace("cp.async.wait_group \t2;", "cp.async.wait_group \t3;");
+const NO_WAIT_0: Change = Replace("cp.async.wait_group \t0;", "");
+const WAIT_1: Change = Replace("cp.async.wait_group \t0;", "cp.async.wait_group \t1;");
+
+/// Changes that are noticed wherever they are made; of many places some are tried.
+const NOTICED: [(&str, &[Change]); 7] = [
+    ("mma, by k", &[BARRIER, NO_WAIT_2, WAIT_3, COMMIT, ROWS, DEPTHS, SUMS, TRANSPOSED, BANKS, MOST]),
+    ("mma, not by k", &[BARRIER, NO_WAIT_2, WAIT_3, COMMIT, ROWS, DEPTHS, SUMS, STRAIGHT, BANKS, MOST]),
+    ("simt", &[BARRIER]),
+    ("few, by k", &[HALF_A_WARP, NEXT_LANE, FAR_LANE, BOUND, MOST]),
+    ("few, not by k", &[BARRIER, HALF_A_WARP, FAR_LANE, MOST]),
+    (
+        "attention, mma",
+        &[BARRIER, NO_WAIT_0, WAIT_1, COMMIT, ROWS, DEPTHS, SUMS, TRANSPOSED, STRAIGHT, BANKS, HALF_A_WARP],
+    ),
+    ("attention, simt", &[HALF_A_WARP, NEXT_LANE, FAR_LANE]),
+];
+
+/// Bounds of which so many are noticed to be off by one. The others bound what these extents do not end at, or choose the smaller of two
+/// numbers, where equal ones are alike.
+const BOUNDS: [(&str, usize); 3] = [("mma, by k", 13), ("simt", 7), ("few, not by k", 3)];
+
+/// Changes that change nothing, and why.
+const ALIKE: [(&str, Change, &str); 1] = [(
+    "few, by k",
+    Replace(", 1, 31, -1;", ", 1, 15, -1;"),
+    "With 15 for 31 lanes 16 to 31 keep their values. Both halves of the warp have equal sums since the first exchange, with the lane 16 \
+     further; later ones stay within a half; and what is stored comes from lanes below 4.",
+)];
+
+/// Places of one change that are tried: the first ones and the last.
+const PLACES: usize = 4;
+
+/// The texts that a change makes, but for those it leaves as they are: registers that change places may be one.
+fn mutants(change: Change, text: &str) -> Vec<String> {
+    let all: Vec<String> =
+        (0..).map_while(|n| change.apply(text, n)).filter(|m| m.trim_end() != text.trim_end()).collect();
+    assert!(!all.is_empty(), "{change:?} is nowhere");
+    all
+}
+
+fn some(mut all: Vec<String>) -> Vec<String> {
+    let last = all.split_off(all.len().saturating_sub(1).max(PLACES - 1).min(all.len()));
+    all.into_iter().take(PLACES - 1).chain(last).collect()
+}
+
+#[test]
+fn every_mutant_is_noticed_or_changes_nothing() {
+    let mut count = 0;
+    for subject in subjects() {
+        let name = subject.name;
+        let text = ptx(Arch::Sm80, &subject.kernel);
+        assert_eq!(subject.fault(&text), None, "{name}");
+        let (_, changes) = NOTICED.iter().find(|(of, _)| *of == name).unwrap();
+        for &change in *changes {
+            for (n, mutant) in some(mutants(change, &text)).iter().enumerate() {
+                assert!(subject.fault(mutant).is_some(), "{name}: {change:?}, {n}");
+                count += 1;
+            }
+        }
+        for (_, least) in BOUNDS.iter().filter(|(of, _)| *of == name) {
+            let noticed = mutants(BOUND, &text).iter().filter(|m| subject.fault(m).is_some()).count();
+            assert!(noticed >= *least, "{name}: {noticed} bounds");
+            count += noticed;
+        }
+        for (_, change, why) in ALIKE.iter().filter(|(of, ..)| *of == name) {
+            for mutant in mutants(*change, &text) {
+                assert_eq!(subject.fault(&mutant), None, "{name}: {change:?} is noticed, though: {why}");
+            }
+        }
+    }
+    assert!(count >= 100, "{count} mutants");
+}
