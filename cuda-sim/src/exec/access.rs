@@ -127,7 +127,7 @@ impl Warp {
             _ => {
                 let spot = shares.globals.find(at, total)?;
                 let how = if constant { Use::ReadConstant } else { Use::Read };
-                shares.globals.note(spot, total, shares.linear, how)?;
+                shares.note(spot, total, self.thread(lane), how)?;
                 for (n, part) in parts[..count].iter_mut().enumerate() {
                     *part = shares.globals.peek(spot, n * size, size);
                 }
@@ -178,7 +178,7 @@ impl Warp {
             }
             _ => {
                 let spot = shares.globals.find(at, total)?;
-                shares.globals.note(spot, total, shares.linear, Use::Write)?;
+                shares.note(spot, total, self.thread(lane), Use::Write)?;
                 for (n, &(value, poison)) in parts.iter().enumerate() {
                     shares.globals.poke(spot, n * size, size, value, poison);
                 }
@@ -207,7 +207,7 @@ impl Warp {
                 Space::Local => Err("an atomic on local memory".to_owned()),
                 _ => {
                     let spot = shares.globals.find(to, size)?;
-                    shares.globals.note(spot, size, shares.linear, Use::Atomic)?;
+                    shares.note(spot, size, thread, Use::Atomic)?;
                     Ok(shares.globals.update(spot, size, p | q, change))
                 }
             };

@@ -1,6 +1,7 @@
 //! A block: its warps in turns, and its barriers.
 
-use super::global::Globals;
+use super::global::{Globals, Spot, Use, User};
+use super::race::Thread;
 use super::registers::lanes;
 use super::shared::Shared;
 use super::warp::{Status, Stop, Warp};
@@ -33,6 +34,13 @@ struct Arrivals {
 }
 
 impl Shares<'_> {
+    /// Notes an access to global memory. The error says with which other it collides.
+    #[inline]
+    pub(super) fn note(&mut self, spot: Spot, bytes: usize, thread: Thread, how: Use) -> Result<(), String> {
+        let user = User { block: self.linear, thread };
+        self.globals.note(&self.shared.races, spot, bytes, user, how)
+    }
+
     /// A whole warp arrives.
     pub(super) fn arrive(
         &mut self,
@@ -168,7 +176,8 @@ impl<'a> Block<'a> {
         let [tx, ty, tz] = thread(self.launch.block, (warp * 32 + lane) as u32);
         let code = self.shares.code;
         let line = code.instructions.get(pc as usize).map_or(0, |i| i.line);
-        let text = code.lines.get(pc as usize).map_or("", |l| l);
+        let text = code.text.lines().nth((line as usize).saturating_sub(1)).unwrap_or("");
+        let text = text.split("//").next().unwrap_or("").split_whitespace().collect::<Vec<_>>().join(" ");
         let name = &self.launch.kernel.name;
         format!("line {line} of {name} (`{text}`), block ({x}, {y}, {z}), thread ({tx}, {ty}, {tz})")
     }

@@ -19,11 +19,11 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    fn number(self) -> u16 {
+    pub(super) fn number(self) -> u16 {
         (self.warp * 32 + self.lane) as u16
     }
 
-    fn of(number: u16) -> Self {
+    pub(super) fn of(number: u16) -> Self {
         let number = usize::from(number & !ATOMIC);
         Self { warp: number / 32, lane: number % 32 }
     }
@@ -38,7 +38,7 @@ pub(super) enum Access {
 }
 
 pub(super) struct Races {
-    /// Bytes of a cell: the smallest access of the kernel.
+    /// Bytes of a cell: the smallest write of the kernel, so that a write covers whole cells.
     grain: usize,
     warps: usize,
     cells: Vec<Cell>,
@@ -54,6 +54,8 @@ pub(super) struct Races {
     pairs: Vec<Option<Box<[[u32; 32]; 32]>>>,
     /// When the current block started: older records are of other blocks.
     start: u32,
+    /// Whether any cell may be marked as being copied to.
+    copies: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -77,6 +79,7 @@ impl Races {
             synced: vec![1; warps],
             pairs: (0..warps).map(|_| None).collect(),
             start: 1,
+            copies: false,
         }
     }
 
@@ -92,12 +95,15 @@ impl Races {
         self.seen.fill(self.start);
         self.synced.fill(self.start);
         self.pairs.fill(None);
-        for cell in self.cells.iter_mut().filter(|c| c.copying != NONE) {
-            cell.copying = NONE;
+        if std::mem::take(&mut self.copies) {
+            for cell in &mut self.cells {
+                cell.copying = NONE;
+            }
         }
     }
 
-    fn ordered(&self, by: Thread, other: Thread, time: u32) -> bool {
+    /// Whether what another thread did at a time of its warp happened before what this thread does now.
+    pub(super) fn ordered(&self, by: Thread, other: Thread, time: u32) -> bool {
         if time < self.start {
             return true;
         }
@@ -108,6 +114,11 @@ impl Races {
         by.lane == other.lane || time < self.synced[by.warp] || pair()
     }
 
+    /// The time of a thread's warp.
+    pub(super) fn now(&self, by: Thread) -> u32 {
+        self.time[by.warp]
+    }
+
     /// Notes an access. The error says with which other it collides.
     pub(super) fn access(
         &mut self,
@@ -116,8 +127,7 @@ impl Races {
         bytes: usize,
         access: Access,
     ) -> Result<(), String> {
-        let first = at / self.grain;
-        for n in first..first + bytes.div_ceil(self.grain) {
+        for n in at / self.grain..=(at + bytes - 1) / self.grain {
             let cell = self.cells[n];
             if cell.copying != NONE {
                 return Err(copying(Thread::of(cell.copying), by));
@@ -166,6 +176,7 @@ impl Races {
     /// A copy into these bytes starts: it is a write now, and nobody may touch them until it ends.
     pub(super) fn start_copy(&mut self, by: Thread, at: usize, bytes: usize) -> Result<(), String> {
         self.access(by, at, bytes, Access::Write)?;
+        self.copies = true;
         for cell in &mut self.cells[at / self.grain..][..bytes.div_ceil(self.grain)] {
             cell.copying = by.number();
         }

@@ -326,7 +326,7 @@ impl<'a> Names<'a> {
     pub(super) fn code(
         self,
         instructions: Vec<Instruction>,
-        lines: Vec<String>,
+        text: Arc<str>,
         shared_grain: u8,
         global_grain: u8,
     ) -> Code {
@@ -334,7 +334,7 @@ impl<'a> Names<'a> {
         constants.sort_unstable();
         Code {
             instructions,
-            lines,
+            text,
             slots: self.slots as usize,
             constants,
             specials: self.specials,
