@@ -95,7 +95,7 @@ impl Turn {
         }
     }
 
-    fn run_kernel(&mut self, _id: u64, launch: &Arc<Launch>) -> Result<(), String> {
+    fn run_kernel(&mut self, id: u64, launch: &Arc<Launch>) -> Result<(), String> {
         let (memory, launch, seed) = (self.memory.clone(), launch.clone(), self.random.next());
         let result = self.alone(|| {
             let Launch { kernel, device, grid, block, shared, params } = &*launch;
@@ -106,7 +106,11 @@ impl Turn {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
         });
         match result {
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(stats)) => {
+                let reads = stats.reads.into_iter().map(|range| (range, false));
+                let writes = stats.writes.into_iter().map(|range| (range, true));
+                reads.chain(writes).try_for_each(|(r, writes)| self.note(id, Space::Devices, r, writes))
+            }
             Ok(Err(fault)) => Err(fault.to_string()),
             Err(_) => Err("the simulator itself failed on this kernel".to_owned()),
         }

@@ -8,6 +8,7 @@ use super::warp::{Status, Stop, Warp};
 use super::{Launch, Random};
 use crate::Fault;
 use crate::ptx::code::{Code, Special};
+use std::ops::Range;
 
 /// Instructions of a warp's turn, at most.
 const TURN: u64 = 200;
@@ -108,6 +109,11 @@ impl<'a> Block<'a> {
             return Err(self.deadlock(stuck));
         }
         Ok(self.warps.iter().map(|w| w.instructions).sum())
+    }
+
+    /// What the blocks that ran so far read and wrote of global memory.
+    pub(super) fn touched(&self) -> [Vec<Range<u64>>; 2] {
+        self.shares.globals.touched()
     }
 
     fn start(&mut self, linear: u32) {

@@ -3,6 +3,7 @@
 use super::race::{Races, Thread};
 use crate::memory::{Allocation, Memory};
 use crate::ptx::code::{Code, DATA_START, Data};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Cells of a page of traces.
@@ -157,6 +158,30 @@ impl<'a> Globals<'a> {
         Ok(())
     }
 
+    /// Addresses that were read, and those that were written, in whole cells: sorted, apart from each other. Atomics do both.
+    pub(super) fn touched(&self) -> [Vec<Range<u64>>; 2] {
+        let mut all = [Vec::new(), Vec::new()];
+        for (allocation, trace) in self.allocations.iter().zip(&self.traces) {
+            let pages = trace.writers.len().max(trace.readers.len());
+            let used = |n: usize| {
+                trace.writers.get(n).is_some_and(Option::is_some)
+                    || trace.readers.get(n).is_some_and(Option::is_some)
+            };
+            for n in (0..pages).filter(|&n| used(n)).flat_map(|n| n * PAGE..(n + 1) * PAGE) {
+                let (writer, reader) = (cell(&trace.writers, n).block, cell(&trace.readers, n));
+                let start = (n * self.grain) as u64;
+                let end = (start + self.grain as u64).min(allocation.bytes);
+                let range = allocation.start + start..allocation.start + end;
+                for (list, used) in all.iter_mut().zip([reader != 0 || writer & FLAG != 0, writer != 0]) {
+                    if used {
+                        extend(list, range.clone());
+                    }
+                }
+            }
+        }
+        all
+    }
+
     /// Bytes of an initialised variable of the module, if the address lies in one.
     pub(super) fn data(&self, at: u64, bytes: usize) -> Option<Result<&[u8], String>> {
         if at < DATA_START {
@@ -172,6 +197,14 @@ impl<'a> Globals<'a> {
             format!("out of bounds: {bytes} bytes at offset {offset} of the {size} bytes of {name}")
         };
         Some(found.bytes.get(offset..offset + bytes).ok_or_else(outside))
+    }
+}
+
+/// Adds a range behind all others.
+fn extend(list: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match list.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => list.push(range),
     }
 }
 

@@ -331,7 +331,9 @@ fn communicators_in_different_orders_are_found() {
             // On streams of their own, so that here nobody waits for ever; a GPU may be too small for both.
             let mut first = || comm.all_reduce_in_place(&mut a, &ReduceOp::Sum).is_ok();
             let mut second = || second.all_reduce_in_place(&mut b, &ReduceOp::Sum).is_ok();
-            let posted = if rank == 0 { first() && second() } else { second() && first() };
+            let mut posts: [&mut dyn FnMut() -> bool; 2] = [&mut first, &mut second];
+            posts.rotate_left(rank);
+            let posted = posts.iter_mut().all(|post| post());
             (posted && stream.synchronize().is_ok() && other.synchronize().is_ok(), last_fault())
         });
         assert!(

@@ -2,5 +2,6 @@
 
 mod comms;
 mod graphs;
+mod kernels;
 mod machine;
 mod streams;
