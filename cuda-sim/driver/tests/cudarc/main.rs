@@ -4,4 +4,5 @@ mod comms;
 mod graphs;
 mod kernels;
 mod machine;
+mod random;
 mod streams;
