@@ -7,16 +7,19 @@ use crate::race::Accessor;
 use crate::state::{Space, Turn};
 use crate::threads;
 use crate::work::{Launch, Source, Work};
-use pcc_cuda_sim::exec;
+use pcc_cuda_sim::{Fault, exec};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Bytes from which on a copy lets others work meanwhile.
+const MANY: u64 = 64 << 10;
 
 impl Turn {
     /// Runs a node that may start, to its end; a communicator's only to its start if other ranks are missing.
     pub fn perform(&mut self, id: u64) {
         let Some(node) = self.pending.get(id) else { return };
         let (context, work, what) = (node.context, node.work.clone(), node.what.clone());
-        let alone = matches!(work, Work::Launch(_) | Work::HostCall { .. });
+        let alone = !matches!(work, Work::Nothing | Work::Communicate(_));
         self.pending.start(id, alone);
         if let Some((_, why)) = self.contexts.get(context).ok().and_then(|c| c.fault.clone()) {
             if let Work::Communicate(work) = &work {
@@ -50,39 +53,36 @@ impl Turn {
     }
 
     fn run_work(&mut self, id: u64, work: &Work) -> Result<(), String> {
-        let said = |fault: pcc_cuda_sim::Fault| fault.to_string();
         let memory = self.memory.clone();
         match *work {
             Work::Nothing => Ok(()),
             Work::HostToDevice { dst, ref src, len } => {
                 self.note(id, Space::Devices, dst..dst + len, true)?;
                 match src {
-                    Source::Bytes(bytes) => memory.write(dst, bytes).map_err(said),
+                    Source::Bytes(bytes) => self.moved(len, || memory.write(dst, bytes)),
                     Source::Pinned(addr) => {
                         self.note(id, Space::Host, *addr..addr + len, false)?;
-                        memory.write(dst, &host::read(*addr, len)).map_err(said)
+                        self.moved(len, || memory.write(dst, &host::read(*addr, len)))
                     }
                 }
             }
             Work::DeviceToHost { dst, src, len } => {
                 self.note(id, Space::Devices, src..src + len, false)?;
                 self.note(id, Space::Host, dst..dst + len, true)?;
-                let bytes = memory.read(src, len).map_err(said)?;
-                host::write(dst, &bytes);
-                Ok(())
+                self.moved(len, || memory.read(src, len).map(|bytes| host::write(dst, &bytes)))
             }
             Work::DeviceToDevice { dst, src, len } => {
                 self.note(id, Space::Devices, src..src + len, false)?;
                 self.note(id, Space::Devices, dst..dst + len, true)?;
-                memory.copy(dst, src, len).map_err(said)
+                self.moved(len, || memory.copy(dst, src, len))
             }
             Work::Set { dst, value, width, count } => {
                 self.note(id, Space::Devices, dst..dst + width * count, true)?;
                 if width == 1 {
-                    return memory.set(dst, value as u8, count).map_err(said);
+                    return self.moved(count, || memory.set(dst, value as u8, count));
                 }
                 let one = &value.to_le_bytes()[..width as usize];
-                memory.write(dst, &one.repeat(count as usize)).map_err(said)
+                self.moved(width * count, || memory.write(dst, &one.repeat(count as usize)))
             }
             Work::Alloc { addr, len } => self.note(id, Space::Devices, addr..addr + len, true),
             Work::Free { addr, len } => {
@@ -93,6 +93,12 @@ impl Turn {
             // Both are run elsewhere.
             Work::HostCall { .. } | Work::Communicate(_) => Ok(()),
         }
+    }
+
+    /// Moves bytes, many of them without the lock.
+    fn moved(&mut self, len: u64, f: impl FnOnce() -> Result<(), Fault>) -> Result<(), String> {
+        let result = if len < MANY { f() } else { self.alone(f) };
+        result.map_err(|fault| fault.to_string())
     }
 
     fn run_kernel(&mut self, id: u64, launch: &Arc<Launch>) -> Result<(), String> {

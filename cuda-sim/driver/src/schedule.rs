@@ -67,7 +67,8 @@ impl Turn {
     /// Whether work is done, as a query tells: asking again and again brings it forward.
     pub fn query(&mut self, ticket: &Ticket) -> bool {
         let preference = Preference::draw(&mut self.random);
-        for _ in 0..1 + self.random.next() % 4 {
+        let most = if self.random.one_in(4) { u64::MAX } else { 1 + self.random.next() % 4 };
+        for _ in 0..most {
             if ticket.is_done() {
                 break;
             }

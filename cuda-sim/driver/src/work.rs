@@ -130,14 +130,6 @@ impl Work {
             _ => None,
         }
     }
-
-    /// The communicator that it is work of.
-    pub fn group(&self) -> Option<u64> {
-        match self {
-            Work::Communicate(work) => Some(work.group),
-            _ => None,
-        }
-    }
 }
 
 /// A piece of work that is not done.
