@@ -50,7 +50,7 @@ impl Shares<'_> {
         threads: Option<u32>,
         waits: bool,
     ) -> Result<(), String> {
-        let known = self.shared.races.arrive(warp);
+        let known = self.shared.races.arrive(warp, waits);
         let barrier = &mut self.barriers[id as usize & 15];
         if barrier.warps.is_empty() {
             barrier.threads = threads;

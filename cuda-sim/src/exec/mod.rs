@@ -5,9 +5,11 @@
 
 mod access;
 mod block;
+mod bytes;
 mod copies;
 mod exchange;
 mod global;
+mod local;
 mod matrix;
 mod race;
 mod registers;

@@ -209,10 +209,12 @@ impl Races {
         }
     }
 
-    /// A whole warp arrives at a barrier: what it knows, for those who wait there.
-    pub(super) fn arrive(&mut self, warp: usize) -> Vec<u32> {
+    /// A whole warp arrives at a barrier, and `waits` there or goes on: what it knows, for those who wait.
+    pub(super) fn arrive(&mut self, warp: usize, waits: bool) -> Vec<u32> {
         self.time[warp] += 1;
-        self.synced[warp] = self.time[warp];
+        if waits {
+            self.synced[warp] = self.time[warp];
+        }
         let mut known = self.seen[warp * self.warps..][..self.warps].to_vec();
         known[warp] = self.time[warp];
         known

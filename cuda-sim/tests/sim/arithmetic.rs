@@ -467,7 +467,10 @@ fn halves_round_to_nearest() {
     check("setp.gt.bf16x2 %p1|%p2, %r10, %r11;", 0, &x, |[a, b, _]| {
         u64::from(bf16::from_bits(a as u16) > bf16::from_bits(b as u16))
     });
-    check("setp.geu.f16x2 %p2|%p1, %r10, %r11;", 0, &x, |[a, b, _]| u64::from(!(h(a >> 16) < h(b >> 16))));
+    check("setp.geu.f16x2 %p2|%p1, %r10, %r11;", 0, &x, |[a, b, _]| {
+        let (a, b) = (h(a >> 16), h(b >> 16));
+        u64::from(a.is_nan() || b.is_nan() || a >= b)
+    });
     check("abs.bf16 %rs20, %rs10;", 2, &x, |[a, ..]| a & 0x7fff);
     check("fma.rn.relu.f16 %rs20, %rs10, %rs11, %rs12;", 2, &[[0x3c00, 0xbc00, 0x3800]], |_| 0);
 }
