@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::code::Code;
 use crate::host;
 use crate::race::Accessor;
+use crate::staging;
 use crate::state::{Space, Turn};
 use crate::threads;
 use crate::work::{Launch, Source, Work};
@@ -60,9 +61,17 @@ impl Turn {
                 self.note(id, Space::Devices, dst..dst + len, true)?;
                 match src {
                     Source::Bytes(bytes) => self.moved(len, || memory.write(dst, bytes)),
-                    Source::Pinned(addr) => {
-                        self.note(id, Space::Host, *addr..addr + len, false)?;
-                        self.moved(len, || memory.write(dst, &host::read(*addr, len)))
+                    &Source::Pinned { addr, digest } => {
+                        self.note(id, Space::Host, addr..addr + len, false)?;
+                        self.moved(len, || {
+                            let bytes = host::read(addr, len);
+                            if digest.is_some_and(|old| staging::digest(&bytes) != old) {
+                                let why =
+                                    "the host changed the page-locked memory it reads before it had run";
+                                return Err(Fault { what: why.to_owned(), at: String::new() });
+                            }
+                            memory.write(dst, &bytes)
+                        })
                     }
                 }
             }

@@ -99,6 +99,7 @@ impl Turn {
         }
         behind.extend(self.behind_communication(&work));
         let host = self.host.clone();
+        let work = self.seal(work);
         let mark = work.clone();
         let what = self.located(first, &what)?;
         let ticket = self.pending.add(Request { context, lane, work, behind, host, what });
@@ -305,6 +306,7 @@ impl Turn {
             behind.extend(self.behind_communication(&step.work));
             let lane = lanes.get(&step.stream).copied().ok_or(Code::INVALID_VALUE)?;
             let Step { context, work, what, .. } = step.clone();
+            let work = self.seal(work);
             let mark = work.clone();
             let ticket = self.pending.add(Request { context, lane, work, behind, host: host.clone(), what });
             self.posted(&mark, &ticket);
