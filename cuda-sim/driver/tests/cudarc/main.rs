@@ -5,4 +5,5 @@ mod graphs;
 mod kernels;
 mod machine;
 mod random;
+mod rounds;
 mod streams;
