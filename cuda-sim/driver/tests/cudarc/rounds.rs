@@ -141,8 +141,12 @@ impl Rank {
                     let to = if in_place { from } else { to };
                     nccl::all_reduce(from, to, PART, ncclInt32, sum, comm, raw)?;
                 }
-                Kind::Gather => drop(nccl::all_gather(from, to, PART, ncclInt32, comm, raw)?),
-                Kind::Scatter => drop(nccl::reduce_scatter(from, to, PART, ncclInt32, sum, comm, raw)?),
+                Kind::Gather => {
+                    nccl::all_gather(from, to, PART, ncclInt32, comm, raw)?;
+                }
+                Kind::Scatter => {
+                    nccl::reduce_scatter(from, to, PART, ncclInt32, sum, comm, raw)?;
+                }
                 Kind::Broadcast { root } => {
                     nccl::broadcast(from, to, PART, ncclInt32, root as i32, comm, raw)?;
                 }
