@@ -24,9 +24,11 @@ pub struct Threads {
 impl Threads {
     /// The calling thread's number; it is known from now on.
     pub fn here(&mut self) -> u64 {
-        let (id, name) = LOCAL.with(|local| (local.id, local.name()));
-        self.known.entry(id).or_insert_with(|| Thread { name, ..Thread::default() });
-        id
+        LOCAL.with(|local| {
+            let named = || Thread { name: local.name(), ..Thread::default() };
+            self.known.entry(local.id).or_insert_with(named);
+            local.id
+        })
     }
 
     /// Notes what the calling thread waits for.

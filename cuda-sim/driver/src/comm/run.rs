@@ -145,15 +145,10 @@ impl Turn {
         for queue in of.sends.values_mut().chain(of.recvs.values_mut()) {
             queue.retain(others);
         }
-        let forgotten = of.members.len() as u32 == of.size && of.members.values().all(|m| m.gone.is_some());
         for node in mine {
             self.pending.finish(node);
         }
         self.comm_end_if_left(group);
-        if forgotten && self.pending.iter().all(|(_, node)| node.work.group() != Some(group)) {
-            self.comms.groups.remove(&group);
-            self.comms.order.forget(group);
-        }
     }
 
     /// Work on a context that has failed takes the communicator with it.
