@@ -9,6 +9,7 @@
 //! Several ranks may share a GPU ([`Gpus`] and [`GpuOptions::ranks_per_device`]): their collectives are then copies and reductions on devices of this process
 //! ([`peers`]), which lets a plan for many GPUs be checked on one.
 
+mod blaslt;
 mod block;
 mod control;
 mod driver;
@@ -118,14 +119,21 @@ impl Cluster {
         let mut cluster = Self { plan, mirror, meeting: Arc::new(meeting), control, ranks: Vec::new() };
         let ptx: Arc<str> = ptx.into();
         for (device, (&ordinal, &bytes)) in ordinals.iter().zip(&bytes).enumerate() {
-            cluster.start(device, ordinal, bytes, ptx.clone())?;
+            cluster.start(device, ordinal, bytes, ptx.clone(), options.gpus == Gpus::Real)?;
         }
         cluster.await_all()?;
         cluster.load(&slices, weights, progress)?;
         Ok(cluster)
     }
 
-    fn start(&mut self, device: usize, ordinal: usize, bytes: u64, ptx: Arc<str>) -> Result<(), Diagnostic> {
+    fn start(
+        &mut self,
+        device: usize,
+        ordinal: usize,
+        bytes: u64,
+        ptx: Arc<str>,
+        libraries: bool,
+    ) -> Result<(), Diagnostic> {
         let station = Station {
             device,
             ordinal,
@@ -135,6 +143,7 @@ impl Cluster {
             meeting: self.meeting.clone(),
             mirror: self.mirror.clone(),
             control: self.control.clone(),
+            libraries,
         };
         let (commands, orders) = sync_channel(WAITING);
         let (answers, replies): (Sender<_>, _) = channel();

@@ -1,5 +1,6 @@
 //! One rank: a thread that queues a device's work.
 
+use super::blaslt::Blas;
 use super::control::{Control, Stopped};
 use super::driver::{Buffer, Context, Event, Failure, Function, Graph, Module, Pinned, Stream};
 use super::mirror::Mirror;
@@ -52,6 +53,8 @@ pub(super) struct Station {
     pub(super) meeting: Arc<Meeting>,
     pub(super) mirror: Arc<Mirror>,
     pub(super) control: Arc<Control>,
+    /// Whether to use NVIDIA's libraries of kernels where the machine has them.
+    pub(super) libraries: bool,
 }
 
 /// Bytes of a piece that is uploaded at a time.
@@ -75,6 +78,7 @@ struct Rank<'m> {
     fused: Vec<Function<'m>>,
     library: HashMap<LibraryKernel, Function<'m>>,
     seats: HashMap<Circle, Seat>,
+    blas: Option<Blas>,
     pinned: [Pinned; 2],
     uploaded: [Event; 2],
     uploads: usize,
@@ -186,6 +190,7 @@ impl Station {
             fused,
             library,
             seats,
+            blas: self.libraries.then(Blas::find).flatten(),
             pinned: [Pinned::new(PIECE).map_err(failed)?, Pinned::new(PIECE).map_err(failed)?],
             uploaded: [Event::new().map_err(failed)?, Event::new().map_err(failed)?],
             uploads: 0,
@@ -443,7 +448,13 @@ impl<'m> Rank<'m> {
                 }
                 Work::Library { kernel, launches } => self.launch(kernel, launches, &doing)?,
                 Work::Product(product) => {
-                    self.launch(&LibraryKernel::Gemm(product.kernel), &product.launches(), &doing)?;
+                    let taken = match &mut self.blas {
+                        Some(blas) => blas.product(product, &self.compute),
+                        None => Ok(false),
+                    };
+                    if !taken.map_err(|why| self.station.broken(&why, &doing()))? {
+                        self.launch(&LibraryKernel::Gemm(product.kernel), &product.launches(), &doing)?;
+                    }
                 }
                 Work::Exchange(moves) => {
                     let InstrKind::Collective(_) = instr.kind else { continue };
