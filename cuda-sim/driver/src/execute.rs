@@ -22,10 +22,7 @@ impl Turn {
         let (context, work, what) = (node.context, node.work.clone(), node.what.clone());
         let alone = !matches!(work, Work::Nothing | Work::Communicate(_));
         self.pending.start(id, alone);
-        if let Some((_, why)) = self.contexts.get(context).ok().and_then(|c| c.fault.clone()) {
-            if let Work::Communicate(work) = &work {
-                self.comm_failed_rank(work, &why);
-            }
+        if self.contexts.get(context).is_ok_and(|of| of.fault.is_some()) {
             return self.done(id);
         }
         if let Work::Communicate(work) = &work {
@@ -35,10 +32,14 @@ impl Turn {
         }
         if let Work::HostCall { function, argument } = work {
             // On a thread of its own, as by the driver: the caller may hold what the function waits for.
-            std::thread::spawn(move || {
+            let thread = std::thread::Builder::new().spawn(move || {
                 threads::host_call(|| function(argument as *mut std::ffi::c_void));
                 Turn::take().done(id);
             });
+            if let Err(error) = thread {
+                self.fault(context, Code::LAUNCH_FAILED, &format!("{what}: no thread for it: {error}"));
+                self.done(id);
+            }
             return;
         }
         if let Err(why) = self.run_work(id, &work) {
@@ -129,6 +130,18 @@ impl Turn {
             Ok(Err(fault)) => Err(fault.to_string()),
             Err(_) => Err("the simulator itself failed on this kernel".to_owned()),
         }
+    }
+
+    /// Ends a context: all its later calls answer `code`. The communicators of its ranks end too, as nobody can count on them.
+    pub fn fault(&mut self, context: u64, code: Code, why: &str) {
+        let Ok(of) = self.contexts.get_mut(context) else { return };
+        if of.fault.is_some() {
+            return;
+        }
+        let message = format!("device {}: {why}", of.device);
+        of.fault = Some((code, message.clone()));
+        self.refuse(code, message.clone());
+        self.comm_fail_all(context, &message);
     }
 
     /// Notes an access of started work. The error says what it races with.

@@ -68,6 +68,8 @@ struct Local {
     id: u64,
     /// Contexts pushed; the last is current.
     contexts: RefCell<Vec<u64>>,
+    /// What the last fault or refusal that it met said.
+    message: RefCell<String>,
     /// Whether it runs a host function of a stream, which may not call CUDA.
     in_host_call: Cell<bool>,
 }
@@ -92,7 +94,7 @@ thread_local! {
     static LOCAL: Local = {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Local { id, contexts: RefCell::new(Vec::new()), in_host_call: Cell::new(false) }
+        Local { id, contexts: RefCell::default(), message: RefCell::default(), in_host_call: Cell::new(false) }
     };
 }
 
@@ -104,6 +106,16 @@ pub fn contexts<R>(f: impl FnOnce(&mut Vec<u64>) -> R) -> R {
 /// The current context of the calling thread.
 pub fn current() -> Option<u64> {
     contexts(|all| all.last().copied()).filter(|&context| context != 0)
+}
+
+/// Keeps what a fault or refusal that the calling thread met said.
+pub fn said(message: &str) {
+    LOCAL.with(|local| message.clone_into(&mut local.message.borrow_mut()));
+}
+
+/// What the last fault or refusal that the calling thread met said; empty if it met none.
+pub fn message() -> String {
+    LOCAL.with(|local| local.message.borrow().clone())
 }
 
 /// Runs a host function of a stream.

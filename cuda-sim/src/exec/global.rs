@@ -58,6 +58,8 @@ struct Writer {
     /// When, on the clock of the thread's warp.
     time: u32,
     thread: u16,
+    /// The PTX line that wrote.
+    line: u32,
 }
 
 /// Bytes in an allocation.
@@ -152,7 +154,7 @@ impl<'a> Globals<'a> {
             } else {
                 let block = if how == Use::Write { me } else { join(writer.block) | FLAG };
                 let (time, thread) = (races.now(user.thread), user.thread.number());
-                *page(&mut trace.writers, n) = Writer { block, time, thread };
+                *page(&mut trace.writers, n) = Writer { block, time, thread, line: races.line };
             }
         }
         Ok(())
@@ -219,17 +221,18 @@ impl Writer {
             return None;
         }
         if how == Use::ReadConstant {
-            return Some(format!("ld.global.nc of what {} wrote in this launch", name(block)));
+            return Some(format!("ld.global.nc of what {} wrote in line {}", name(block), self.line));
         }
         let verb = if how == Use::Read { "reads" } else { "writes" };
+        let line = self.line;
         if block != user.block + 1 {
-            return Some(format!("race between blocks: it {verb} what {} wrote in this launch", name(block)));
+            return Some(format!("race between blocks: it {verb} what {} wrote in line {line}", name(block)));
         }
         let other = Thread::of(self.thread);
         let ordered = races.ordered(user.thread, other, self.time);
         let message = || {
             format!(
-                "race: it {verb} what warp {} lane {} wrote, with no barrier between",
+                "race: it {verb} what warp {} lane {} wrote in line {line}, with no barrier between",
                 other.warp, other.lane
             )
         };

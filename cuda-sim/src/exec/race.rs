@@ -56,12 +56,16 @@ pub(super) struct Races {
     start: u32,
     /// Whether any cell may be marked as being copied to.
     copies: bool,
+    /// The PTX line that runs.
+    pub(super) line: u32,
 }
 
 #[derive(Clone, Copy)]
 struct Cell {
     wrote: u32,
     writer: u16,
+    /// The PTX line of that write.
+    line: u32,
     /// The thread whose asynchronous copy into the cell is under way.
     copying: u16,
 }
@@ -72,7 +76,7 @@ impl Races {
         Self {
             grain,
             warps,
-            cells: vec![Cell { wrote: 0, writer: NONE, copying: NONE }; cells],
+            cells: vec![Cell { wrote: 0, writer: NONE, line: 0, copying: NONE }; cells],
             reads: vec![(0, MANY); cells * warps],
             time: vec![1; warps],
             seen: vec![1; warps * warps],
@@ -80,6 +84,7 @@ impl Races {
             pairs: (0..warps).map(|_| None).collect(),
             start: 1,
             copies: false,
+            line: 0,
         }
     }
 
@@ -134,20 +139,20 @@ impl Races {
             }
             let cell = self.cells[n];
             if cell.copying != NONE {
-                return Err(copying(Thread::of(cell.copying), by));
+                return Err(copying(Thread::of(cell.copying), by, cell.line));
             }
             let both_atomic = access == Access::Atomic && cell.writer != NONE && cell.writer & ATOMIC != 0;
             if cell.writer != NONE && !both_atomic && !self.ordered(by, Thread::of(cell.writer), cell.wrote) {
                 let verb = if access == Access::Read { "reads" } else { "writes" };
-                return Err(race(verb, "wrote", Thread::of(cell.writer)));
+                return Err(race(verb, &format!("wrote in line {}", cell.line), Thread::of(cell.writer)));
             }
             if access == Access::Read {
                 self.note_read(n, by);
             } else {
                 self.check_reads(n, by)?;
                 let atomic = if access == Access::Atomic { ATOMIC } else { 0 };
-                self.cells[n] =
-                    Cell { wrote: self.time[by.warp], writer: by.number() | atomic, copying: NONE };
+                let (wrote, line) = (self.time[by.warp], self.line);
+                self.cells[n] = Cell { wrote, writer: by.number() | atomic, line, copying: NONE };
             }
         }
         Ok(())
@@ -198,7 +203,7 @@ impl Races {
     pub(super) fn end_copy(&mut self, by: Thread, at: usize, bytes: usize) {
         let now = self.time[by.warp];
         for cell in &mut self.cells[at / self.grain..][..bytes.div_ceil(self.grain)] {
-            *cell = Cell { wrote: now, writer: by.number(), copying: NONE };
+            *cell = Cell { wrote: now, writer: by.number(), line: cell.line, copying: NONE };
         }
     }
 
@@ -246,11 +251,11 @@ fn race(verb: &str, what: &str, other: Thread) -> String {
     )
 }
 
-fn copying(other: Thread, by: Thread) -> String {
+fn copying(other: Thread, by: Thread, line: u32) -> String {
     let whose = if other.number() == by.number() {
         "its own cp.async".to_owned()
     } else {
         format!("the cp.async of warp {} lane {}", other.warp, other.lane)
     };
-    format!("it uses shared memory that {whose} is still filling")
+    format!("it uses shared memory that {whose} in line {line} is still filling")
 }

@@ -151,7 +151,10 @@ impl Turn {
         let Seat { group, .. } = self.seat(seat)?;
         let of = self.comms.groups.get(&group).ok_or(abi::INVALID_ARGUMENT)?;
         Ok(match &of.error {
-            Some((code, _)) => *code,
+            Some((code, why)) => {
+                threads::said(why);
+                *code
+            }
             None if !of.complete.is_done() => abi::IN_PROGRESS,
             None => abi::OK,
         })

@@ -247,12 +247,18 @@ fn a_fault_on_one_rank_ends_all() {
                 // SAFETY: that nobody wrote it is what the simulator finds.
                 let unwritten = unsafe { stream.alloc::<u8>(4) }.unwrap();
                 assert!(stream.clone_dtoh(&unwritten).is_err());
+                // Without a call more, and without an abort.
+                std::mem::forget(comm);
+                return (false, last_fault());
             }
             let posted = comm.all_reduce_in_place(&mut data, &ReduceOp::Sum);
             (posted.is_ok() && stream.synchronize().is_ok(), last_fault())
         });
         assert!(found.iter().all(|(fine, _)| !fine), "{found:?}");
         assert!(found[0].1.contains("never written"), "{}", found[0].1);
+        for (_, message) in &found[1..] {
+            assert!(message.contains("rank 0 of the communicator failed: device 0"), "{message}");
+        }
     });
 }
 
