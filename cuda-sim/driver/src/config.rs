@@ -1,5 +1,6 @@
 //! What the simulated machine is, from the environment.
 
+use crate::mutant::Mutant;
 use std::time::Duration;
 
 /// Read once, when the library is first called.
@@ -18,6 +19,8 @@ pub struct Config {
     /// `PCC_SIM_TIMEOUT_MS`: how long nothing may happen while threads wait for a rank that has not come, 60 s. Where every thread that could
     /// bring it is known to wait too, nobody waits that long.
     pub timeout: Duration,
+    /// `PCC_SIM_MUTANT`: a call of the host program that is changed on purpose.
+    pub mutant: Option<Mutant>,
     /// `PCC_SIM_VERBOSE`: faults are printed to standard error when they happen.
     pub verbose: bool,
 }
@@ -37,6 +40,7 @@ impl Config {
             capability: capability.unwrap_or((9, 0)),
             races: get("PCC_SIM_RACES").is_none_or(|s| s != "off"),
             timeout: Duration::from_millis(number("PCC_SIM_TIMEOUT_MS").unwrap_or(60_000)),
+            mutant: get("PCC_SIM_MUTANT").as_deref().and_then(Mutant::parse),
             verbose: get("PCC_SIM_VERBOSE").is_some_and(|s| !s.is_empty() && s != "0"),
         }
     }

@@ -19,6 +19,7 @@ mod graph;
 mod handle;
 mod host;
 mod memory;
+pub mod mutant;
 mod race;
 mod schedule;
 mod staging;

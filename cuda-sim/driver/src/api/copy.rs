@@ -7,6 +7,7 @@
 use super::{Handle, call};
 use crate::code::Code;
 use crate::host;
+use crate::mutant::Kind;
 use crate::state::Turn;
 use crate::work::{Source, Work};
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
@@ -159,6 +160,9 @@ pub extern "C" fn cuMemcpyDtoH_v2(dst: *mut c_void, src: u64, bytes: usize) -> C
 pub extern "C" fn cuMemcpyDtoDAsync_v2(dst: u64, src: u64, bytes: usize, stream: Handle) -> Code {
     call(|turn| {
         let stream = turn.current_stream(stream)?;
+        if turn.is_mutant(Kind::SkipCopy, stream) {
+            return Ok(());
+        }
         turn.copy_within(dst, src, bytes as u64, stream)
     })
 }
@@ -233,6 +237,9 @@ pub extern "C" fn cuMemcpyPeer(
 fn set_async(dst: u64, value: u32, width: u64, count: usize, stream: Handle) -> Code {
     call(|turn| {
         let stream = turn.current_stream(stream)?;
+        if turn.is_mutant(Kind::SkipZero, stream) {
+            return Ok(());
+        }
         turn.set_memory(dst, value, width, count, stream)
     })
 }

@@ -2,6 +2,7 @@
 
 use super::{Handle, Out, call};
 use crate::code::Code;
+use crate::mutant::Kind;
 use crate::graph::{Event, Recorded};
 use crate::state::Turn;
 use crate::work::Ticket;
@@ -49,6 +50,9 @@ pub extern "C" fn cuEventDestroy_v2(event: Handle) -> Code {
 pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
     call(|turn| {
         let stream = turn.current_stream(stream)?;
+        if turn.is_mutant(Kind::SkipRecord, stream) {
+            return Ok(());
+        }
         turn.record(event, stream)
     })
 }

@@ -2,6 +2,7 @@
 
 use super::{Handle, array, call};
 use crate::code::Code;
+use crate::mutant::Kind;
 use crate::state::{Function, Turn};
 use crate::work::{Launch, Work};
 use pcc_cuda_sim::ptx::Kernel;
@@ -31,6 +32,9 @@ impl Turn {
             return Err(self.refuse(Code::INVALID_VALUE, why));
         }
         let stream = self.current_stream(stream)?;
+        if self.is_mutant(Kind::SkipLaunch, stream) {
+            return Ok(());
+        }
         let context = self.streams.get(stream)?.context;
         if context != own {
             let why = format!("launch of {} in a stream of another context", kernel.name);

@@ -2,6 +2,7 @@
 
 use super::{Handle, Out, call};
 use crate::code::Code;
+use crate::mutant::Kind;
 use crate::state::NON_BLOCKING;
 use std::ffi::{c_int, c_uint};
 
@@ -70,6 +71,9 @@ pub extern "C" fn cuStreamQuery(stream: Handle) -> Code {
 pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) -> Code {
     call(|turn| {
         let stream = turn.current_stream(stream)?;
+        if turn.is_mutant(Kind::SkipWait, stream) {
+            return Ok(());
+        }
         turn.wait_event(stream, event)
     })
 }

@@ -21,7 +21,8 @@ impl Turn {
     pub fn comm_submit(&mut self, ops: &[abi::Op]) -> Result<(), Refusal> {
         let mut batches: BTreeMap<u64, Batch> = BTreeMap::new();
         let mut order = Vec::new();
-        for raw in ops {
+        let ops: Vec<abi::Op> = ops.iter().filter_map(|op| self.mutated(*op)).collect();
+        for raw in &ops {
             let seat = self.seat(raw.comm)?;
             self.comm_sound(seat.group)?;
             let (op, stream) = self.comm_check(seat, raw)?;
