@@ -136,8 +136,10 @@ mod tests {
         let mut met = |kind, device| mutant.meets(kind, device);
         assert!(!met(Kind::SkipWait, 2) && !met(Kind::SkipRecord, 2) && !met(Kind::SkipWait, 0));
         assert!(met(Kind::SkipWait, 2) && !met(Kind::SkipWait, 2));
-        assert!(["", "skip-wait", "skip-wait:0", "skip-wait:0:0:0", "other:0:0", "count:x:0"]
-            .iter()
-            .all(|text| Mutant::parse(text).is_none()));
+        assert!(
+            ["", "skip-wait", "skip-wait:0", "skip-wait:0:0:0", "other:0:0", "count:x:0"]
+                .iter()
+                .all(|text| Mutant::parse(text).is_none())
+        );
     }
 }

@@ -14,7 +14,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Control {
     cancel: Arc<AtomicBool>,
     stop: AtomicBool,
-    failure: Mutex<Option<Diagnostic>>,
+    /// Why, and whether that is only what another rank's failure brought about.
+    failure: Mutex<Option<(Diagnostic, bool)>>,
     /// How long a rank waits for the others before it gives up.
     patience: Duration,
 }
@@ -29,7 +30,15 @@ impl Control {
 
     /// Ends the run; the first reason counts.
     pub(super) fn fail(&self, diagnostic: Diagnostic) -> Stopped {
-        lock(&self.failure).get_or_insert(diagnostic);
+        self.fail_by(diagnostic, false)
+    }
+
+    /// As [`Control::fail`]; an echo, which tells of another rank's failure, gives way to what that rank says itself.
+    pub(super) fn fail_by(&self, diagnostic: Diagnostic, echo: bool) -> Stopped {
+        let mut failure = lock(&self.failure);
+        if failure.as_ref().is_none_or(|(_, known)| *known && !echo) {
+            *failure = Some((diagnostic, echo));
+        }
         self.stop.store(true, Ordering::Release);
         Stopped
     }
@@ -44,7 +53,7 @@ impl Control {
 
     /// Why the run ended, if it failed.
     pub(super) fn failure(&self) -> Option<Diagnostic> {
-        lock(&self.failure).clone()
+        lock(&self.failure).as_ref().map(|f| f.0.clone())
     }
 
     /// Waits until `ready` gives something, looking again and again: at once, then after pauses that grow to a fifth of a millisecond.
@@ -146,6 +155,16 @@ mod tests {
 
     fn control(patience: Duration) -> Control {
         Control::new(Arc::new(AtomicBool::new(false)), patience)
+    }
+
+    #[test]
+    fn the_rank_that_failed_is_heard_before_those_that_noticed() {
+        let control = control(Duration::from_secs(1));
+        control.fail_by(Diagnostic::run("a peer is gone"), true);
+        control.fail(Diagnostic::run("out of memory"));
+        control.fail(Diagnostic::run("later"));
+        control.fail_by(Diagnostic::run("another peer is gone"), true);
+        assert_eq!(control.failure().unwrap().what, "out of memory");
     }
 
     #[test]

@@ -57,6 +57,9 @@ pub(super) struct Station {
     pub(super) libraries: bool,
 }
 
+/// What NCCL and the simulator say on ranks that only notice another's failure.
+const ECHOES: [&str; 2] = ["remote process exited", "of the communicator failed"];
+
 /// Bytes of a piece that is uploaded at a time.
 pub(super) const PIECE: usize = 16 << 20;
 /// Recorded runs that are kept.
@@ -110,13 +113,18 @@ impl Station {
     }
 
     fn broken(&self, why: &str, doing: &str) -> Stopped {
+        let why = super::load::explained(why);
+        let echo = ECHOES.iter().any(|echo| why.contains(echo));
         let mut diagnostic = Diagnostic::run(format!("rank {} on GPU {} failed", self.device, self.ordinal))
             .at(doing.to_owned())
-            .why(super::load::explained(why));
+            .why(why.clone());
         if why.contains("OUT_OF_MEMORY") {
             diagnostic = diagnostic.help("other processes may use the GPU's memory; nvidia-smi shows them");
+        } else if echo {
+            diagnostic = diagnostic
+                .help("another rank has failed or was ended; its own message, if it gave one, says more");
         }
-        self.control.fail(diagnostic)
+        self.control.fail_by(diagnostic, echo)
     }
 
     /// Runs until no command comes any more. Every command is answered, the first answer says that the rank is ready.

@@ -2,8 +2,8 @@
 
 use super::{Handle, Out, call};
 use crate::code::Code;
-use crate::mutant::Kind;
 use crate::graph::{Event, Recorded};
+use crate::mutant::Kind;
 use crate::state::Turn;
 use crate::work::Ticket;
 use std::ffi::c_uint;
