@@ -26,7 +26,7 @@ struct Findings {
 }
 
 pub fn run(args: &Args) -> Result<(), Diagnostic> {
-    let findings = vec![cpu(), memory(), codegen()];
+    let findings = vec![cpu(), memory(), codegen(), gpus()];
     let all = Findings { ok: findings.iter().all(|f| f.ok), findings };
     if args.json {
         print_json(&all)?;
@@ -71,6 +71,15 @@ fn memory() -> Finding {
         ok: available > 0,
         detail: format!("{} available", super::human_bytes(available)),
     }
+}
+
+/// The GPUs that `--device cuda` would use. None are needed for anything else, so having none is no failure.
+fn gpus() -> Finding {
+    let detail = match pcc_runtime::describe_gpus() {
+        Ok(gpus) => gpus.join("; "),
+        Err(d) => format!("none ({}): --device cuda cannot run here, --device cuda-sim can", d.what),
+    };
+    Finding { what: "gpus", ok: true, detail }
 }
 
 /// Builds an object of no kernels: the helper starts, LLVM initialises, the linker runs.

@@ -250,6 +250,25 @@ impl Drop for Cluster {
     }
 }
 
+/// The machine's GPUs, one a line: name, compute capability, memory.
+///
+/// # Errors
+/// There is no driver, or it does not answer.
+pub fn describe_gpus() -> Result<Vec<String>, Diagnostic> {
+    load::prepare(&Gpus::Real)?;
+    let present = load::check_driver(Arch::Sm80)?;
+    let broken = |e: driver::Failure| Diagnostic::run("a GPU cannot be used").why(e.to_string());
+    let describe = |ordinal: usize| {
+        let context = driver::Context::new(ordinal).map_err(broken)?;
+        let (major, minor) = context.capability().map_err(broken)?;
+        let (free, total) = context.memory().map_err(broken)?;
+        let gib = |n: u64| n as f64 / (1u64 << 30) as f64;
+        let (free, total) = (gib(free), gib(total));
+        Ok(format!("GPU {ordinal}: {}, sm_{major}{minor}, {free:.1} of {total:.1} GiB free", context.name()))
+    };
+    (0..present).map(describe).collect()
+}
+
 /// A program for GPUs shares nothing and has no weights in panels.
 fn check_form(program: &Program) -> Result<(), Diagnostic> {
     let damaged = |why: &str| {
