@@ -99,8 +99,10 @@ impl Turn {
         }
         behind.extend(self.behind_communication(&work));
         let host = self.host.clone();
+        let work = self.seal(work);
         let mark = work.clone();
-        let ticket = self.pending.add(Request { context, lane, work, behind, host, what: what.into() });
+        let what = self.located(first, &what)?;
+        let ticket = self.pending.add(Request { context, lane, work, behind, host, what });
         for &stream in streams {
             self.streams.get_mut(stream)?.tail = ticket.clone();
         }
@@ -108,6 +110,14 @@ impl Turn {
         self.progress = std::time::Instant::now();
         self.notify();
         Ok(ticket)
+    }
+
+    /// What work is, and in which stream, for messages: 0 is a context's own, all others count as they were made.
+    fn located(&self, stream: u64, what: &str) -> Result<Arc<str>, Code> {
+        let context = self.streams.get(stream)?.context;
+        let legacy = self.contexts.get(context)?.legacy == stream;
+        let number = if legacy { 0 } else { self.streams.number(stream) };
+        Ok(format!("{what} (stream {number})").into())
     }
 
     /// What the next work of a stream is behind.
@@ -171,11 +181,12 @@ impl Turn {
             behind.extend(self.streams.get(stream)?.capture.iter().flat_map(|j| j.frontier.iter().copied()));
         }
         let context = self.streams.get(streams[0])?.context;
+        let what = self.located(streams[0], &what)?;
         let capture = self.captures.get_mut(&id).ok_or(Code::INVALID_HANDLE)?;
         if capture.broken {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         }
-        capture.steps.push(Step { context, stream: streams[0], work, behind, what: what.into() });
+        capture.steps.push(Step { context, stream: streams[0], work, behind, what });
         let frontier = BTreeSet::from([capture.steps.len() - 1]);
         for &stream in streams {
             self.streams.get_mut(stream)?.capture = Some(Joined { capture: id, frontier: frontier.clone() });
@@ -295,6 +306,7 @@ impl Turn {
             behind.extend(self.behind_communication(&step.work));
             let lane = lanes.get(&step.stream).copied().ok_or(Code::INVALID_VALUE)?;
             let Step { context, work, what, .. } = step.clone();
+            let work = self.seal(work);
             let mark = work.clone();
             let ticket = self.pending.add(Request { context, lane, work, behind, host: host.clone(), what });
             self.posted(&mark, &ticket);

@@ -25,6 +25,11 @@ impl<T> Table<T> {
         handle
     }
 
+    /// Which object of its kind a handle is, from 1 in the order in which they were made.
+    pub fn number(&self, handle: u64) -> u64 {
+        handle & !self.tag
+    }
+
     pub fn get(&self, handle: u64) -> Result<&T, Code> {
         self.items.get(&handle).ok_or(Code::INVALID_HANDLE)
     }

@@ -24,6 +24,12 @@ pub fn write(addr: u64, bytes: &[u8]) {
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
 }
 
+/// Sets memory that a caller named as the target of a copy.
+pub fn fill(addr: u64, byte: u8, len: u64) {
+    // SAFETY: as for `write`; the one caller has checked that the range is page-locked memory that the caller of the copy named.
+    unsafe { ptr::write_bytes(addr as *mut u8, byte, len as usize) };
+}
+
 /// What pinned memory is aligned to: a page.
 const ALIGN: usize = 4096;
 

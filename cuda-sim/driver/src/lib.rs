@@ -21,6 +21,7 @@ mod host;
 mod memory;
 mod race;
 mod schedule;
+mod staging;
 mod state;
 mod threads;
 mod work;

@@ -37,7 +37,7 @@ impl Turn {
     /// Waits until work is done, running what it takes. The host has then seen all that the work is ordered behind.
     pub fn wait_for(&mut self, ticket: &Ticket, what: &str) {
         let mut preference = Preference::draw(&mut self.random);
-        let needed = self.pending.needed_for(ticket);
+        let needed = self.needed(&preference, ticket);
         while !ticket.is_done() {
             if self.random.one_in(16) {
                 preference.seed = self.random.next();
@@ -57,6 +57,11 @@ impl Turn {
         self.saw(ticket);
     }
 
+    /// What a wait must run, if its preference asks.
+    fn needed(&self, preference: &Preference, ticket: &Ticket) -> BTreeSet<u64> {
+        if preference.lazy { self.pending.needed_for(ticket) } else { BTreeSet::new() }
+    }
+
     /// Notes that the host knows that work is done.
     pub fn saw(&mut self, ticket: &Ticket) {
         if let Some(clock) = ticket.clock() {
@@ -67,11 +72,12 @@ impl Turn {
     /// Whether work is done, as a query tells: asking again and again brings it forward.
     pub fn query(&mut self, ticket: &Ticket) -> bool {
         let preference = Preference::draw(&mut self.random);
-        for _ in 0..1 + self.random.next() % 4 {
+        let needed = self.needed(&preference, ticket);
+        let most = if self.random.one_in(4) { u64::MAX } else { 1 + self.random.next() % 4 };
+        for _ in 0..most {
             if ticket.is_done() {
                 break;
             }
-            let needed = self.pending.needed_for(ticket);
             match preference.choose(self.pending.ready(), &needed) {
                 Some(id) => self.perform(id),
                 None if !self.pending.is_running() && self.progress.elapsed() >= self.config.timeout => {

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::graph::{Capture, Event, Exec, Graph, Joined};
 use crate::handle::Table;
 use crate::race::History;
-use crate::threads::Threads;
+use crate::threads::{self, Threads};
 use crate::work::{Pending, Ticket};
 use pcc_cuda_sim::memory::Memory;
 use pcc_cuda_sim::ptx::{Kernel, Module};
@@ -120,7 +120,7 @@ pub struct Sim {
     /// When work was last asked for or done.
     pub progress: Instant,
     pub random: Random,
-    /// What the last fault or refusal said.
+    /// What the last fault or refusal said, to whatever thread.
     pub message: String,
     lanes: u32,
 }
@@ -206,22 +206,13 @@ impl Sim {
 
     /// Says why a call is refused.
     pub fn refuse(&mut self, code: Code, why: impl Into<String>) -> Code {
-        self.message = why.into();
+        let why = why.into();
         if self.config.verbose {
-            eprintln!("pcc cuda-sim: {}", self.message);
+            eprintln!("pcc cuda-sim: {why}");
         }
+        threads::said(&why);
+        self.message = why;
         code
-    }
-
-    /// Ends a context: all its later calls answer `code`.
-    pub fn fault(&mut self, context: u64, code: Code, why: &str) {
-        let Ok(of) = self.contexts.get_mut(context) else { return };
-        if of.fault.is_some() {
-            return;
-        }
-        let message = format!("device {}: {why}", of.device);
-        of.fault = Some((code, message.clone()));
-        self.refuse(code, message);
     }
 
     /// The context of a handle, if it is well.
@@ -230,7 +221,7 @@ impl Sim {
         match &context.fault {
             None => Ok(context),
             Some((code, message)) => {
-                self.message.clone_from(message);
+                threads::said(message);
                 Err(*code)
             }
         }

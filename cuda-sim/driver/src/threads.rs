@@ -24,9 +24,11 @@ pub struct Threads {
 impl Threads {
     /// The calling thread's number; it is known from now on.
     pub fn here(&mut self) -> u64 {
-        let (id, name) = LOCAL.with(|local| (local.id, local.name()));
-        self.known.entry(id).or_insert_with(|| Thread { name, ..Thread::default() });
-        id
+        LOCAL.with(|local| {
+            let named = || Thread { name: local.name(), ..Thread::default() };
+            self.known.entry(local.id).or_insert_with(named);
+            local.id
+        })
     }
 
     /// Notes what the calling thread waits for.
@@ -66,6 +68,8 @@ struct Local {
     id: u64,
     /// Contexts pushed; the last is current.
     contexts: RefCell<Vec<u64>>,
+    /// What the last fault or refusal that it met said.
+    message: RefCell<String>,
     /// Whether it runs a host function of a stream, which may not call CUDA.
     in_host_call: Cell<bool>,
 }
@@ -90,7 +94,7 @@ thread_local! {
     static LOCAL: Local = {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Local { id, contexts: RefCell::new(Vec::new()), in_host_call: Cell::new(false) }
+        Local { id, contexts: RefCell::default(), message: RefCell::default(), in_host_call: Cell::new(false) }
     };
 }
 
@@ -102,6 +106,16 @@ pub fn contexts<R>(f: impl FnOnce(&mut Vec<u64>) -> R) -> R {
 /// The current context of the calling thread.
 pub fn current() -> Option<u64> {
     contexts(|all| all.last().copied()).filter(|&context| context != 0)
+}
+
+/// Keeps what a fault or refusal that the calling thread met said.
+pub fn said(message: &str) {
+    LOCAL.with(|local| message.clone_into(&mut local.message.borrow_mut()));
+}
+
+/// What the last fault or refusal that the calling thread met said; empty if it met none.
+pub fn message() -> String {
+    LOCAL.with(|local| local.message.borrow().clone())
 }
 
 /// Runs a host function of a stream.

@@ -62,8 +62,9 @@ impl Ticket {
 pub enum Source {
     /// Pageable memory: its bytes when the copy was asked for.
     Bytes(Arc<[u8]>),
-    /// Page-locked memory of the host: read when the copy runs.
-    Pinned(u64),
+    /// Page-locked memory of the host: read when the copy runs. The digest is of its bytes when the copy was asked for, if they should be
+    /// the same then.
+    Pinned { addr: u64, digest: Option<u64> },
 }
 
 #[derive(Clone, Debug)]
@@ -125,16 +126,8 @@ impl Work {
     /// Memory of the host that it uses when it runs: address, bytes.
     pub fn host_range(&self) -> Option<(u64, u64)> {
         match *self {
-            Work::HostToDevice { src: Source::Pinned(addr), len, .. } => Some((addr, len)),
+            Work::HostToDevice { src: Source::Pinned { addr, .. }, len, .. } => Some((addr, len)),
             Work::DeviceToHost { dst, len, .. } => Some((dst, len)),
-            _ => None,
-        }
-    }
-
-    /// The communicator that it is work of.
-    pub fn group(&self) -> Option<u64> {
-        match self {
-            Work::Communicate(work) => Some(work.group),
             _ => None,
         }
     }

@@ -7,9 +7,13 @@ use std::sync::OnceLock;
 /// `ncclResult_t`.
 pub type Outcome = i32;
 
+/// A function of the libcuda that is in this process already, whoever loaded it and for whom to see.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the name is a C string; looking a symbol up has no other demands.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    // SAFETY: the names are C strings; nothing is loaded by this, and looking a symbol up has no other demands.
+    let found = unsafe {
+        let library = libc::dlopen(c"libcuda.so".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        if library.is_null() { return None } else { libc::dlsym(library, name.as_ptr()) }
+    };
     (!found.is_null()).then_some(found)
 }
 

@@ -1,5 +1,5 @@
 //! Stands in for libnccl: names and arguments of NCCL's functions, and group calls. Communicators themselves are in the stand-in for libcuda
-//! (`pcc-sim-cuda`), which must be loaded before, for all to see: they are work of its streams.
+//! (`pcc-sim-cuda`), which must be loaded before: they are work of its streams.
 
 #[path = "../../driver/src/abi.rs"]
 mod abi;

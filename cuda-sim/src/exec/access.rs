@@ -10,9 +10,6 @@ use crate::ptx::code::{
     Address, DATA_START, LOCAL_WINDOW, Op, SHARED_WINDOW, Slot, Space, WINDOW, low, whole,
 };
 
-/// Values of one access, with their poison.
-type Parts = [(u64, u8); 8];
-
 /// Extends a loaded value of `bytes` to a register of `width` bytes.
 fn extended(value: u64, poison: u8, bytes: u8, signed: bool, width: u8) -> (u64, u8) {
     if !signed || width <= bytes {
@@ -74,11 +71,11 @@ impl Warp {
     pub(super) fn load(&mut self, shares: &mut Shares, op: &Op, active: u32) -> Result<(), Trap> {
         let Op::Load { space, d, at, bytes, signed, constant } = op else { return Ok(()) };
         let size = usize::from(*bytes);
+        let mut parts = [(0, 0); 8];
         for lane in lanes(active) {
             let from = self.address(*at, lane, size * d.len())?;
-            let parts = self
-                .fetch(shares, *space, from, size, d.len(), *constant, lane)
-                .map_err(|what| Trap { lane, what })?;
+            let fetched = self.fetch(shares, *space, from, size, &mut parts[..d.len()], *constant, lane);
+            fetched.map_err(|what| Trap { lane, what })?;
             for (&(slot, width), &(value, poison)) in d.iter().zip(&parts) {
                 if let Some(slot) = slot {
                     let (value, poison) = extended(value, poison, *bytes, *signed, width);
@@ -95,23 +92,22 @@ impl Warp {
         space: Space,
         at: u64,
         size: usize,
-        count: usize,
+        parts: &mut [(u64, u8)],
         constant: bool,
         lane: usize,
-    ) -> Result<Parts, String> {
-        let mut parts = [(0, 0); 8];
-        let total = size * count;
+    ) -> Result<(), String> {
+        let total = size * parts.len();
         let (space, at) = resolve(space, at);
         match space {
             Space::Shared => {
                 let at = shares.shared.access(self.thread(lane), at, total, Access::Read)?;
-                for (n, part) in parts[..count].iter_mut().enumerate() {
+                for (n, part) in parts.iter_mut().enumerate() {
                     *part = shares.shared.peek(at + n * size, size);
                 }
             }
             Space::Local => {
                 let at = self.local.check(at, total)?;
-                for (n, part) in parts[..count].iter_mut().enumerate() {
+                for (n, part) in parts.iter_mut().enumerate() {
                     *part = self.local.peek(lane, at + n * size, size);
                 }
             }
@@ -127,13 +123,13 @@ impl Warp {
             _ => {
                 let spot = shares.globals.find(at, total)?;
                 let how = if constant { Use::ReadConstant } else { Use::Read };
-                shares.globals.note(spot, total, shares.linear, how)?;
-                for (n, part) in parts[..count].iter_mut().enumerate() {
+                shares.note(spot, total, self.thread(lane), how)?;
+                for (n, part) in parts.iter_mut().enumerate() {
                     *part = shares.globals.peek(spot, n * size, size);
                 }
             }
         }
-        Ok(parts)
+        Ok(())
     }
 
     pub(super) fn store(&mut self, shares: &mut Shares, op: &Op, active: u32) -> Result<(), Trap> {
@@ -178,7 +174,7 @@ impl Warp {
             }
             _ => {
                 let spot = shares.globals.find(at, total)?;
-                shares.globals.note(spot, total, shares.linear, Use::Write)?;
+                shares.note(spot, total, self.thread(lane), Use::Write)?;
                 for (n, &(value, poison)) in parts.iter().enumerate() {
                     shares.globals.poke(spot, n * size, size, value, poison);
                 }
@@ -207,7 +203,7 @@ impl Warp {
                 Space::Local => Err("an atomic on local memory".to_owned()),
                 _ => {
                     let spot = shares.globals.find(to, size)?;
-                    shares.globals.note(spot, size, shares.linear, Use::Atomic)?;
+                    shares.note(spot, size, thread, Use::Atomic)?;
                     Ok(shares.globals.update(spot, size, p | q, change))
                 }
             };

@@ -1,12 +1,14 @@
 //! A block: its warps in turns, and its barriers.
 
-use super::global::Globals;
+use super::global::{Globals, Spot, Use, User};
+use super::race::Thread;
 use super::registers::lanes;
 use super::shared::Shared;
 use super::warp::{Status, Stop, Warp};
 use super::{Launch, Random};
 use crate::Fault;
 use crate::ptx::code::{Code, Special};
+use std::ops::Range;
 
 /// Instructions of a warp's turn, at most.
 const TURN: u64 = 200;
@@ -33,6 +35,13 @@ struct Arrivals {
 }
 
 impl Shares<'_> {
+    /// Notes an access to global memory. The error says with which other it collides.
+    #[inline]
+    pub(super) fn note(&mut self, spot: Spot, bytes: usize, thread: Thread, how: Use) -> Result<(), String> {
+        let user = User { block: self.linear, thread };
+        self.globals.note(&self.shared.races, spot, bytes, user, how)
+    }
+
     /// A whole warp arrives.
     pub(super) fn arrive(
         &mut self,
@@ -41,7 +50,7 @@ impl Shares<'_> {
         threads: Option<u32>,
         waits: bool,
     ) -> Result<(), String> {
-        let known = self.shared.races.arrive(warp);
+        let known = self.shared.races.arrive(warp, waits);
         let barrier = &mut self.barriers[id as usize & 15];
         if barrier.warps.is_empty() {
             barrier.threads = threads;
@@ -100,6 +109,11 @@ impl<'a> Block<'a> {
             return Err(self.deadlock(stuck));
         }
         Ok(self.warps.iter().map(|w| w.instructions).sum())
+    }
+
+    /// What the blocks that ran so far read and wrote of global memory.
+    pub(super) fn touched(&self) -> [Vec<Range<u64>>; 2] {
+        self.shares.globals.touched()
     }
 
     fn start(&mut self, linear: u32) {
@@ -168,7 +182,8 @@ impl<'a> Block<'a> {
         let [tx, ty, tz] = thread(self.launch.block, (warp * 32 + lane) as u32);
         let code = self.shares.code;
         let line = code.instructions.get(pc as usize).map_or(0, |i| i.line);
-        let text = code.lines.get(pc as usize).map_or("", |l| l);
+        let text = code.text.lines().nth((line as usize).saturating_sub(1)).unwrap_or("");
+        let text = text.split("//").next().unwrap_or("").split_whitespace().collect::<Vec<_>>().join(" ");
         let name = &self.launch.kernel.name;
         format!("line {line} of {name} (`{text}`), block ({x}, {y}, {z}), thread ({tx}, {ty}, {tz})")
     }

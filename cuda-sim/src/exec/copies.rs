@@ -59,7 +59,7 @@ impl Warp {
                 None
             } else {
                 let spot = shares.globals.find(source, amount).map_err(trap)?;
-                shares.globals.note(spot, amount, shares.linear, Use::Read).map_err(trap)?;
+                shares.note(spot, amount, self.thread(lane), Use::Read).map_err(trap)?;
                 Some(spot)
             };
             let thread = self.thread(lane);

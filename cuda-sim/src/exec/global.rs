@@ -1,7 +1,9 @@
-//! Global memory as a kernel sees it: bounds, and races between blocks.
+//! Global memory as a kernel sees it: bounds, races between blocks, and within a block reads and writes of what another thread wrote.
 
+use super::race::{Races, Thread};
 use crate::memory::{Allocation, Memory};
 use crate::ptx::code::{Code, DATA_START, Data};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Cells of a page of traces.
@@ -10,13 +12,6 @@ const PAGE: usize = 1024;
 const FLAG: u32 = 1 << 31;
 /// Several blocks.
 const MANY: u32 = FLAG - 1;
-
-/// Who used some bytes in this launch: 0 nobody, else the block's number plus one.
-#[derive(Clone, Copy, Default)]
-struct Cell {
-    writer: u32,
-    reader: u32,
-}
 
 /// What an access does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,6 +23,13 @@ pub(super) enum Use {
     Atomic,
 }
 
+/// Who accesses: the block's number, and a thread of it.
+#[derive(Clone, Copy)]
+pub(super) struct User {
+    pub(super) block: u32,
+    pub(super) thread: Thread,
+}
+
 /// Allocations at the start of the launch, and who used them since.
 pub(super) struct Globals<'a> {
     memory: &'a Memory,
@@ -37,8 +39,25 @@ pub(super) struct Globals<'a> {
     last: usize,
     data: Arc<Vec<Data>>,
     grain: usize,
-    /// By allocation and page.
-    traces: Vec<Vec<Option<Box<[Cell; PAGE]>>>>,
+    /// By allocation.
+    traces: Vec<Trace>,
+}
+
+/// Who used an allocation, by page. A cell is as large as the kernel's smallest write, so that a write covers whole cells.
+#[derive(Default)]
+struct Trace {
+    writers: Vec<Option<Box<[Writer; PAGE]>>>,
+    /// 0 for nobody, else the block's number plus one.
+    readers: Vec<Option<Box<[u32; PAGE]>>>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Writer {
+    /// 0 for nobody, else the block's number plus one.
+    block: u32,
+    /// When, on the clock of the thread's warp.
+    time: u32,
+    thread: u16,
 }
 
 /// Bytes in an allocation.
@@ -48,10 +67,22 @@ pub(super) struct Spot {
     offset: usize,
 }
 
+/// The page of a cell, made if there is none.
+fn page<T: Copy + Default>(pages: &mut Vec<Option<Box<[T; PAGE]>>>, cell: usize) -> &mut T {
+    if pages.len() <= cell / PAGE {
+        pages.resize_with(cell / PAGE + 1, || None);
+    }
+    &mut pages[cell / PAGE].get_or_insert_with(|| Box::new([T::default(); PAGE]))[cell % PAGE]
+}
+
+fn cell<T: Copy + Default>(pages: &[Option<Box<[T; PAGE]>>], cell: usize) -> T {
+    pages.get(cell / PAGE).and_then(Option::as_ref).map_or(T::default(), |page| page[cell % PAGE])
+}
+
 impl<'a> Globals<'a> {
     pub(super) fn new(memory: &'a Memory, device: u32, code: &Code) -> Self {
         let allocations = memory.snapshot();
-        let traces = allocations.iter().map(|_| Vec::new()).collect();
+        let traces = allocations.iter().map(|_| Trace::default()).collect();
         let grain = code.global_grain.into();
         Self { memory, device, allocations, last: 0, data: code.data.clone(), grain, traces }
     }
@@ -93,26 +124,62 @@ impl<'a> Globals<'a> {
         self.allocations[spot.allocation].storage.update(spot.offset, bytes, poison, f)
     }
 
-    /// Notes an access by a block. The error says with which other it collides.
+    /// Notes an access. The error says with which other it collides.
     #[inline]
-    pub(super) fn note(&mut self, spot: Spot, bytes: usize, block: u32, how: Use) -> Result<(), String> {
-        let me = block + 1;
+    pub(super) fn note(
+        &mut self,
+        races: &Races,
+        spot: Spot,
+        bytes: usize,
+        user: User,
+        how: Use,
+    ) -> Result<(), String> {
+        let me = user.block + 1;
         let first = spot.offset / self.grain;
         let last = (spot.offset + bytes - 1) / self.grain;
-        let pages = &mut self.traces[spot.allocation];
-        if pages.len() <= last / PAGE {
-            pages.resize_with(last / PAGE + 1, || None);
-        }
+        let trace = &mut self.traces[spot.allocation];
         for n in first..=last {
-            let page = pages[n / PAGE].get_or_insert_with(|| Box::new([Cell::default(); PAGE]));
-            let cell = &mut page[n % PAGE];
-            if let Some(what) = cell.collision(me, how) {
+            let (writer, reader) = (cell(&trace.writers, n), cell(&trace.readers, n));
+            let what = writer.collision(races, user, how).or_else(|| met_reader(reader, me, how));
+            if let Some(what) = what {
                 let at = self.allocations[spot.allocation].start + (n * self.grain) as u64;
                 return Err(format!("{what}: {at:#x} of global memory"));
             }
-            cell.note(me, how);
+            let join = |old: u32| if old & !FLAG == 0 || old & !FLAG == me { me } else { MANY };
+            let flag = if matches!(how, Use::ReadConstant | Use::Atomic) { FLAG } else { 0 };
+            if matches!(how, Use::Read | Use::ReadConstant) {
+                *page(&mut trace.readers, n) = join(reader) | reader & FLAG | flag;
+            } else {
+                let block = if how == Use::Write { me } else { join(writer.block) | FLAG };
+                let (time, thread) = (races.now(user.thread), user.thread.number());
+                *page(&mut trace.writers, n) = Writer { block, time, thread };
+            }
         }
         Ok(())
+    }
+
+    /// Addresses that were read, and those that were written, in whole cells: sorted, apart from each other. Atomics do both.
+    pub(super) fn touched(&self) -> [Vec<Range<u64>>; 2] {
+        let mut all = [Vec::new(), Vec::new()];
+        for (allocation, trace) in self.allocations.iter().zip(&self.traces) {
+            let pages = trace.writers.len().max(trace.readers.len());
+            let used = |n: usize| {
+                trace.writers.get(n).is_some_and(Option::is_some)
+                    || trace.readers.get(n).is_some_and(Option::is_some)
+            };
+            for n in (0..pages).filter(|&n| used(n)).flat_map(|n| n * PAGE..(n + 1) * PAGE) {
+                let (writer, reader) = (cell(&trace.writers, n).block, cell(&trace.readers, n));
+                let start = (n * self.grain) as u64;
+                let end = (start + self.grain as u64).min(allocation.bytes);
+                let range = allocation.start + start..allocation.start + end;
+                for (list, used) in all.iter_mut().zip([reader != 0 || writer & FLAG != 0, writer != 0]) {
+                    if used {
+                        extend(list, range.clone());
+                    }
+                }
+            }
+        }
+        all
     }
 
     /// Bytes of an initialised variable of the module, if the address lies in one.
@@ -133,41 +200,51 @@ impl<'a> Globals<'a> {
     }
 }
 
-impl Cell {
-    fn collision(self, me: u32, how: Use) -> Option<String> {
-        let (writer, atomic) = (self.writer & !FLAG, self.writer & FLAG != 0);
-        let block = |n: u32| if n == MANY { "several blocks".to_owned() } else { format!("block {}", n - 1) };
-        if how == Use::ReadConstant && writer != 0 {
-            return Some(format!("ld.global.nc of what {} wrote in this launch", block(writer)));
-        }
-        if writer != 0 && writer != me && !(atomic && how == Use::Atomic) {
-            let verb = if matches!(how, Use::Read | Use::ReadConstant) { "reads" } else { "writes" };
-            return Some(format!(
-                "race between blocks: it {verb} what {} wrote in this launch",
-                block(writer)
-            ));
-        }
-        let (reader, constant) = (self.reader & !FLAG, self.reader & FLAG != 0);
-        let writes = matches!(how, Use::Write | Use::Atomic);
-        if writes && constant {
-            return Some(format!("it writes what {} read by ld.global.nc in this launch", block(reader)));
-        }
-        if writes && reader != 0 && reader != me {
-            return Some(format!(
-                "race between blocks: it writes what {} read in this launch",
-                block(reader)
-            ));
-        }
-        None
+/// Adds a range behind all others.
+fn extend(list: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match list.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => list.push(range),
     }
+}
 
-    fn note(&mut self, me: u32, how: Use) {
-        let join = |old: u32, new: u32| if old == 0 || old == new { new } else { MANY };
-        match how {
-            Use::Read => self.reader = join(self.reader & !FLAG, me) | self.reader & FLAG,
-            Use::ReadConstant => self.reader = join(self.reader & !FLAG, me) | FLAG,
-            Use::Write => self.writer = me,
-            Use::Atomic => self.writer = join(self.writer & !FLAG, me) | FLAG,
+fn name(block: u32) -> String {
+    if block == MANY { "several blocks".to_owned() } else { format!("block {}", block - 1) }
+}
+
+impl Writer {
+    fn collision(self, races: &Races, user: User, how: Use) -> Option<String> {
+        let (block, atomic) = (self.block & !FLAG, self.block & FLAG != 0);
+        if block == 0 || atomic && how == Use::Atomic {
+            return None;
         }
+        if how == Use::ReadConstant {
+            return Some(format!("ld.global.nc of what {} wrote in this launch", name(block)));
+        }
+        let verb = if how == Use::Read { "reads" } else { "writes" };
+        if block != user.block + 1 {
+            return Some(format!("race between blocks: it {verb} what {} wrote in this launch", name(block)));
+        }
+        let other = Thread::of(self.thread);
+        let ordered = races.ordered(user.thread, other, self.time);
+        let message = || {
+            format!(
+                "race: it {verb} what warp {} lane {} wrote, with no barrier between",
+                other.warp, other.lane
+            )
+        };
+        (!ordered).then(message)
     }
+}
+
+/// What a write does to those who read.
+fn met_reader(reader: u32, me: u32, how: Use) -> Option<String> {
+    let (block, constant) = (reader & !FLAG, reader & FLAG != 0);
+    if block == 0 || !matches!(how, Use::Write | Use::Atomic) {
+        return None;
+    }
+    if constant {
+        return Some(format!("it writes what {} read by ld.global.nc in this launch", name(block)));
+    }
+    (block != me).then(|| format!("race between blocks: it writes what {} read in this launch", name(block)))
 }

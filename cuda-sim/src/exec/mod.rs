@@ -5,9 +5,11 @@
 
 mod access;
 mod block;
+mod bytes;
 mod copies;
 mod exchange;
 mod global;
+mod local;
 mod matrix;
 mod race;
 mod registers;
@@ -17,6 +19,7 @@ mod warp;
 use crate::Fault;
 use crate::memory::Memory;
 use crate::ptx::Kernel;
+use std::ops::Range;
 
 /// Instructions that one warp may run, so that endless loops end: several seconds' worth.
 const BUDGET: u64 = 1 << 27;
@@ -37,10 +40,14 @@ pub struct Launch<'a> {
 }
 
 /// What a run did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Instructions, counted once a thread.
     pub instructions: u64,
+    /// Addresses of global memory that it read and that it wrote: sorted, apart from each other; atomics do both. In steps of the smallest
+    /// write that the kernel has.
+    pub reads: Vec<Range<u64>>,
+    pub writes: Vec<Range<u64>>,
 }
 
 /// What is wrong, and the lane whose thread does it.
@@ -74,6 +81,7 @@ pub fn run_within(memory: &Memory, launch: &Launch, budget: u64) -> Result<Stats
         let linear = (start + n * step) % blocks;
         stats.instructions += block.run(linear as u32, &mut random)?;
     }
+    [stats.reads, stats.writes] = block.touched();
     Ok(stats)
 }
 

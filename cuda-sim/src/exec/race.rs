@@ -19,11 +19,11 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    fn number(self) -> u16 {
+    pub(super) fn number(self) -> u16 {
         (self.warp * 32 + self.lane) as u16
     }
 
-    fn of(number: u16) -> Self {
+    pub(super) fn of(number: u16) -> Self {
         let number = usize::from(number & !ATOMIC);
         Self { warp: number / 32, lane: number % 32 }
     }
@@ -38,7 +38,7 @@ pub(super) enum Access {
 }
 
 pub(super) struct Races {
-    /// Bytes of a cell: the smallest access of the kernel.
+    /// Bytes of a cell: the smallest write of the kernel, so that a write covers whole cells.
     grain: usize,
     warps: usize,
     cells: Vec<Cell>,
@@ -54,6 +54,8 @@ pub(super) struct Races {
     pairs: Vec<Option<Box<[[u32; 32]; 32]>>>,
     /// When the current block started: older records are of other blocks.
     start: u32,
+    /// Whether any cell may be marked as being copied to.
+    copies: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -77,6 +79,7 @@ impl Races {
             synced: vec![1; warps],
             pairs: (0..warps).map(|_| None).collect(),
             start: 1,
+            copies: false,
         }
     }
 
@@ -92,12 +95,15 @@ impl Races {
         self.seen.fill(self.start);
         self.synced.fill(self.start);
         self.pairs.fill(None);
-        for cell in self.cells.iter_mut().filter(|c| c.copying != NONE) {
-            cell.copying = NONE;
+        if std::mem::take(&mut self.copies) {
+            for cell in &mut self.cells {
+                cell.copying = NONE;
+            }
         }
     }
 
-    fn ordered(&self, by: Thread, other: Thread, time: u32) -> bool {
+    /// Whether what another thread did at a time of its warp happened before what this thread does now.
+    pub(super) fn ordered(&self, by: Thread, other: Thread, time: u32) -> bool {
         if time < self.start {
             return true;
         }
@@ -108,7 +114,13 @@ impl Races {
         by.lane == other.lane || time < self.synced[by.warp] || pair()
     }
 
+    /// The time of a thread's warp.
+    pub(super) fn now(&self, by: Thread) -> u32 {
+        self.time[by.warp]
+    }
+
     /// Notes an access. The error says with which other it collides.
+    #[inline]
     pub(super) fn access(
         &mut self,
         by: Thread,
@@ -116,8 +128,10 @@ impl Races {
         bytes: usize,
         access: Access,
     ) -> Result<(), String> {
-        let first = at / self.grain;
-        for n in first..first + bytes.div_ceil(self.grain) {
+        for n in at / self.grain..=(at + bytes - 1) / self.grain {
+            if access == Access::Read && self.read_before(n, by) {
+                continue;
+            }
             let cell = self.cells[n];
             if cell.copying != NONE {
                 return Err(copying(Thread::of(cell.copying), by));
@@ -137,6 +151,13 @@ impl Races {
             }
         }
         Ok(())
+    }
+
+    /// Whether a read would find what an earlier one of the same warp found: neither a write nor a barrier came between.
+    #[inline]
+    fn read_before(&self, cell: usize, by: Thread) -> bool {
+        let (when, lane) = self.reads[cell * self.warps + by.warp];
+        when == self.time[by.warp] && (lane == MANY || lane == by.lane as u8)
     }
 
     fn note_read(&mut self, cell: usize, by: Thread) {
@@ -166,6 +187,7 @@ impl Races {
     /// A copy into these bytes starts: it is a write now, and nobody may touch them until it ends.
     pub(super) fn start_copy(&mut self, by: Thread, at: usize, bytes: usize) -> Result<(), String> {
         self.access(by, at, bytes, Access::Write)?;
+        self.copies = true;
         for cell in &mut self.cells[at / self.grain..][..bytes.div_ceil(self.grain)] {
             cell.copying = by.number();
         }
@@ -198,10 +220,12 @@ impl Races {
         }
     }
 
-    /// A whole warp arrives at a barrier: what it knows, for those who wait there.
-    pub(super) fn arrive(&mut self, warp: usize) -> Vec<u32> {
+    /// A whole warp arrives at a barrier, and `waits` there or goes on: what it knows, for those who wait.
+    pub(super) fn arrive(&mut self, warp: usize, waits: bool) -> Vec<u32> {
         self.time[warp] += 1;
-        self.synced[warp] = self.time[warp];
+        if waits {
+            self.synced[warp] = self.time[warp];
+        }
         let mut known = self.seen[warp * self.warps..][..self.warps].to_vec();
         known[warp] = self.time[warp];
         known

@@ -1,13 +1,13 @@
 //! Shared memory of a block.
 
+use super::bytes::Bytes;
 use super::race::{Access, Races, Thread};
 use crate::ptx::code::{Code, Region};
 
 /// What a block shares: bytes, which of them were written, and who used them when.
 pub(super) struct Shared {
     regions: Vec<Region>,
-    bytes: Vec<u8>,
-    poison: Vec<bool>,
+    bytes: Bytes,
     pub(super) races: Races,
 }
 
@@ -19,17 +19,12 @@ impl Shared {
             regions.push(Region { name, start: code.dynamic, bytes: dynamic.into() });
         }
         let end = regions.iter().map(|r| r.start + r.bytes).max().unwrap_or(0) as usize;
-        Self {
-            regions,
-            bytes: vec![0; end],
-            poison: vec![true; end],
-            races: Races::new(end, code.shared_grain.into(), warps),
-        }
+        Self { regions, bytes: Bytes::new(end), races: Races::new(end, code.shared_grain.into(), warps) }
     }
 
     /// Nothing is written yet, and a new block uses it.
     pub(super) fn reset(&mut self) {
-        self.poison.fill(true);
+        self.bytes.reset();
         self.races.reset();
     }
 
@@ -52,22 +47,15 @@ impl Shared {
     }
 
     /// Reads up to 8 bytes that were checked, and which of them are poison.
+    #[inline]
     pub(super) fn peek(&self, at: usize, bytes: usize) -> (u64, u8) {
-        let mut value = [0; 8];
-        value[..bytes].copy_from_slice(&self.bytes[at..at + bytes]);
-        let mut poison = 0;
-        for (n, &bad) in self.poison[at..at + bytes].iter().enumerate() {
-            poison |= u8::from(bad) << n;
-        }
-        (u64::from_le_bytes(value), poison)
+        self.bytes.peek(at, bytes)
     }
 
     /// Writes up to 8 bytes that were checked.
+    #[inline]
     pub(super) fn poke(&mut self, at: usize, bytes: usize, value: u64, poison: u8) {
-        self.bytes[at..at + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
-        for (n, bad) in self.poison[at..at + bytes].iter_mut().enumerate() {
-            *bad = poison >> n & 1 == 1;
-        }
+        self.bytes.poke(at, bytes, value, poison);
     }
 
     /// Checks an access of several values and notes it.

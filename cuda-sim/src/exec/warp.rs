@@ -3,8 +3,9 @@
 use super::Trap;
 use super::block::Shares;
 use super::copies::Copies;
+use super::local::Local;
 use super::registers::{Registers, lanes};
-use crate::ptx::code::{Code, Instruction, LANES, LOCAL_START, Op, Region, Special};
+use crate::ptx::code::{Code, Instruction, LANES, Op, Special};
 
 /// Lanes at one instruction.
 #[derive(Clone, Copy)]
@@ -57,55 +58,6 @@ pub(super) struct Warp {
     pub(super) status: Status,
 }
 
-/// Local memory of the threads of a warp.
-pub(super) struct Local {
-    regions: Vec<Region>,
-    /// Bytes of one lane.
-    size: usize,
-    bytes: Vec<u8>,
-    poison: Vec<bool>,
-}
-
-impl Local {
-    fn new(code: &Code) -> Self {
-        let size = code.local.iter().map(|r| r.start + r.bytes).max().unwrap_or(0) as usize;
-        Self {
-            regions: code.local.clone(),
-            size,
-            bytes: vec![0; size * LANES],
-            poison: vec![true; size * LANES],
-        }
-    }
-
-    /// Whether all bytes lie in one variable.
-    pub(super) fn check(&self, at: u64, bytes: usize) -> Result<usize, String> {
-        let inside = |r: &Region| at >= r.start && at + bytes as u64 <= r.start + r.bytes;
-        if self.regions.iter().any(inside) {
-            return Ok(at as usize);
-        }
-        Err(format!(
-            "out of bounds: {bytes} bytes at offset {} of local memory",
-            at.wrapping_sub(LOCAL_START) as i64
-        ))
-    }
-
-    pub(super) fn peek(&self, lane: usize, at: usize, bytes: usize) -> (u64, u8) {
-        let at = lane * self.size + at;
-        let mut value = [0; 8];
-        value[..bytes].copy_from_slice(&self.bytes[at..at + bytes]);
-        let bad = self.poison[at..at + bytes].iter().enumerate();
-        (u64::from_le_bytes(value), bad.fold(0, |p, (n, &bad)| p | u8::from(bad) << n))
-    }
-
-    pub(super) fn poke(&mut self, lane: usize, at: usize, bytes: usize, value: u64, poison: u8) {
-        let at = lane * self.size + at;
-        self.bytes[at..at + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
-        for (n, bad) in self.poison[at..at + bytes].iter_mut().enumerate() {
-            *bad = poison >> n & 1 == 1;
-        }
-    }
-}
-
 /// What is wrong at an instruction.
 pub(super) struct Stop {
     pub(super) pc: u32,
@@ -136,7 +88,7 @@ impl Warp {
                 self.registers.values[slot as usize][lane] = special(which, lane).into();
             }
         }
-        self.local.poison.fill(true);
+        self.local.reset();
         self.copies.reset();
         self.groups.clear();
         self.groups.push(Group { pc: 0, lanes: self.threads, parked: false });

@@ -34,8 +34,8 @@ pub(crate) const DATA_START: u64 = 0x6000_0000_0000;
 #[derive(Debug)]
 pub(crate) struct Code {
     pub(crate) instructions: Vec<Instruction>,
-    /// Text of lines with instructions, for messages.
-    pub(crate) lines: Vec<String>,
+    /// The whole PTX text, for messages.
+    pub(crate) text: Arc<str>,
     pub(crate) slots: usize,
     pub(crate) constants: Vec<(Slot, u64)>,
     pub(crate) specials: Vec<(Slot, Special)>,
@@ -47,7 +47,7 @@ pub(crate) struct Code {
     pub(crate) local: Vec<Region>,
     pub(crate) data: Arc<Vec<Data>>,
     pub(crate) params: Vec<Region>,
-    /// Bytes of the smallest access to shared and to global memory, to which races are tracked.
+    /// Bytes of the smallest write to shared and to global memory, to which races are tracked.
     pub(crate) shared_grain: u8,
     pub(crate) global_grain: u8,
 }

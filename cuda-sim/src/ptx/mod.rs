@@ -41,12 +41,13 @@ impl Module {
     pub fn load(text: &str) -> Result<Module, Fault> {
         let parsed = syntax::parse(text)?;
         let data = Arc::new(decode::lay_out_data(&parsed.variables)?);
+        let whole: Arc<str> = text.into();
         let mut kernels: Vec<Kernel> = Vec::new();
         for entry in &parsed.entries {
             if kernels.iter().any(|k| k.name == entry.name) {
                 return Err(Fault::new(format!("two kernels named {}", entry.name)));
             }
-            let code = decode::kernel(entry, &parsed.variables, &data, text)?;
+            let code = decode::kernel(entry, &parsed.variables, &data, &whole)?;
             kernels.push(Kernel {
                 name: entry.name.clone(),
                 params: code.params.iter().map(|p| p.bytes as u32).collect(),

@@ -73,6 +73,9 @@ pub(crate) enum Operand {
     Address(Option<String>, u64),
 }
 
+/// Bytes of a variable at most: more than shared memory, local memory of a thread and constant memory have.
+const LARGEST: u64 = 1 << 20;
+
 /// Reads a text.
 pub(crate) fn parse(text: &str) -> Result<Text, Fault> {
     let mut parser = Parser { tokens: tokens(text)?, at: 0 };
@@ -254,7 +257,7 @@ impl Parser {
                 continue;
             }
             let extent = self.size()?;
-            bytes = bytes.and_then(|b| b.checked_mul(extent)).filter(|&b| b < 1 << 40);
+            bytes = bytes.and_then(|b| b.checked_mul(extent)).filter(|&b| b <= LARGEST);
             if bytes.is_none() {
                 return Err(self.fault("an array is too large"));
             }
@@ -270,8 +273,7 @@ impl Parser {
 
     /// Values of an array, or one alone; the rest is zero.
     fn init(&mut self, element: Type, bytes: Option<u64>) -> Result<Vec<u8>, Fault> {
-        let bytes =
-            bytes.filter(|&b| b <= 1 << 26).ok_or_else(|| self.fault("an initialised array is too large"))?;
+        let bytes = bytes.ok_or_else(|| self.fault("an initialised array is too large"))?;
         let size = usize::from(element.bytes());
         let mut out = Vec::new();
         let list = self.take('{');

@@ -7,6 +7,9 @@ pub(crate) enum Type {
     B(u8),
     U(u8),
     S(u8),
+    /// Two of 16 bits in one register.
+    U16x2,
+    S16x2,
     F16,
     F16x2,
     BF16,
@@ -33,6 +36,8 @@ impl Type {
             "s16" => Type::S(2),
             "s32" => Type::S(4),
             "s64" => Type::S(8),
+            "u16x2" => Type::U16x2,
+            "s16x2" => Type::S16x2,
             "f16" => Type::F16,
             "f16x2" => Type::F16x2,
             "bf16" => Type::BF16,
@@ -50,13 +55,13 @@ impl Type {
             Type::Pred => 1,
             Type::B(n) | Type::U(n) | Type::S(n) => n,
             Type::F16 | Type::BF16 => 2,
-            Type::F16x2 | Type::BF16x2 | Type::F32 => 4,
+            Type::U16x2 | Type::S16x2 | Type::F16x2 | Type::BF16x2 | Type::F32 => 4,
             Type::F32x2 | Type::F64 => 8,
         }
     }
 
     pub(crate) fn is_float(self) -> bool {
-        !matches!(self, Type::Pred | Type::B(_) | Type::U(_) | Type::S(_))
+        !matches!(self, Type::Pred | Type::B(_) | Type::U(_) | Type::S(_) | Type::U16x2 | Type::S16x2)
     }
 
     pub(crate) fn is_signed(self) -> bool {

@@ -189,6 +189,13 @@ fn integer_sums_and_products() {
     });
     check("neg.s32 %r20, %r10;", 4, &x, |[a, ..]| (a as u32).wrapping_neg().into());
     check("abs.s64 %rd20, %rd10;", 8, &x, |[a, ..]| (a as i64).wrapping_abs() as u64);
+    check("add.s16x2 %r20, %r10, %r11;", 4, &x, |[a, b, _]| {
+        ((a & 0xffff) + (b & 0xffff)) & 0xffff | ((a & 0xffff_0000) + (b & 0xffff_0000)) & 0xffff_0000
+    });
+    check("max.s16x2 %r20, %r10, %r11;", 4, &x, |[a, b, _]| {
+        let max = |n: u32| u64::from(((a >> n) as i16).max((b >> n) as i16) as u16);
+        max(16) << 16 | max(0)
+    });
     check("min.s32 %r20, %r10, %r11;", 4, &x, |[a, b, _]| (a as i32).min(b as i32) as u32 as u64);
     check("max.u64 %rd20, %rd10, %rd11;", 8, &x, |[a, b, _]| a.max(b));
     check("max.s16 %rs20, %rs10, %rs11;", 2, &x, |[a, b, _]| (a as i16).max(b as i16) as u16 as u64);
@@ -457,6 +464,13 @@ fn halves_round_to_nearest() {
         if sum.is_nan() { 0x7fff } else { sum.to_bits().into() }
     });
     check("setp.lt.f16 %p1, %rs10, %rs11;", 0, &x, |[a, b, _]| u64::from(h(a) < h(b)));
+    check("setp.gt.bf16x2 %p1|%p2, %r10, %r11;", 0, &x, |[a, b, _]| {
+        u64::from(bf16::from_bits(a as u16) > bf16::from_bits(b as u16))
+    });
+    check("setp.geu.f16x2 %p2|%p1, %r10, %r11;", 0, &x, |[a, b, _]| {
+        let (a, b) = (h(a >> 16), h(b >> 16));
+        u64::from(a.is_nan() || b.is_nan() || a >= b)
+    });
     check("abs.bf16 %rs20, %rs10;", 2, &x, |[a, ..]| a & 0x7fff);
     check("fma.rn.relu.f16 %rs20, %rs10, %rs11, %rs12;", 2, &[[0x3c00, 0xbc00, 0x3800]], |_| 0);
 }

@@ -245,6 +245,14 @@ fn blocks_do_not_depend_on_each_other() {
 }
 
 #[test]
+fn global_memory_needs_barriers_too() {
+    let body = "st.global.u32 [%rd5], %r1; bar.sync 0; sub.s64 %rd8, 252, %rd3; add.s64 %rd8, %rd2, %rd8; ld.global.u32 %r3, [%rd8];";
+    mutant(body, "bar.sync 0;", "", 64, &["race: it reads what warp", "no barrier between"]);
+    let body = body.replace("ld.global.u32 %r3, [%rd8]", "st.global.u32 [%rd8], %r1");
+    mutant(&body, "bar.sync 0;", "bar.warp.sync -1;", 64, &["race: it writes what warp"]);
+}
+
+#[test]
 fn constant_loads_are_of_constant_data() {
     faults(
         "st.global.u32 [%rd5], %r1; ld.global.nc.u32 %r2, [%rd5];",

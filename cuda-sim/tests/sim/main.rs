@@ -2,6 +2,7 @@
 
 mod arithmetic;
 mod compiled;
+mod damaged;
 mod faults;
 mod harness;
 mod matrices;

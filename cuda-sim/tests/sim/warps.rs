@@ -220,6 +220,22 @@ fn generic_addresses_and_local_memory() {
 }
 
 #[test]
+fn tables_of_the_module() {
+    let text = super::harness::kernel(
+        "and.b64 %rd6, %rd3, 12; mov.u64 %rd7, c; add.s64 %rd7, %rd7, %rd6; ld.const.u32 %r2, [%rd7];
+        mov.u64 %rd8, g; shr.u64 %rd9, %rd6, 1; add.s64 %rd8, %rd8, %rd9; ld.global.nc.u16 %rs1, [%rd8]; ld.global.u16 %rs2, [g+2];
+        cvt.u32.u16 %r3, %rs1; cvt.u32.u16 %r4, %rs2; mad.lo.u32 %r2, %r3, 1000, %r2; mad.lo.u32 %r2, %r4, 100000, %r2;
+        st.global.u32 [%rd5], %r2;",
+    );
+    let tables = ".const .align 4 .u32 c[4] = {5, 6, 7};\n.global .align 2 .u16 g[4] = {1, 2, 3, 4};\n.shared .b8 unused[1000];\n.extern";
+    let text = text.replace(".extern", tables);
+    let want: Vec<u32> = (0..32).map(|n| [5, 6, 7, 0][n % 4] + 1000 * (n as u32 % 4 + 1) + 200_000).collect();
+    assert_eq!(Run::text(&text, 32).words(&[], 32).unwrap(), want);
+    let module = pcc_cuda_sim::ptx::Module::load(&text).unwrap();
+    assert_eq!(module.kernel("k").unwrap().shared, 0);
+}
+
+#[test]
 fn poison_stays_in_its_bytes() {
     // The high half of %r2 is never written, and never matters.
     let body = "ld.global.u16 %rs1, [%rd4]; mov.b32 %r2, {%rs1, %rs9}; and.b32 %r3, %r2, 0xffff; shl.b32 %r4, %r2, 16; shr.u32 %r4, %r4, 16;

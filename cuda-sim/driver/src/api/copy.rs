@@ -36,7 +36,11 @@ impl Turn {
         }
         self.check_range("copy to the device", dst, len)?;
         let pinned = self.is_pinned("copy from the host", src, len)?;
-        let src = if pinned { Source::Pinned(src) } else { Source::Bytes(host::read(src, len).into()) };
+        let src = if pinned {
+            Source::Pinned { addr: src, digest: None }
+        } else {
+            Source::Bytes(host::read(src, len).into())
+        };
         let what = format!("copy of {len} bytes from the host to {dst:#x}");
         let ticket = self.submit(stream, Work::HostToDevice { dst, src, len }, what)?;
         if waits {

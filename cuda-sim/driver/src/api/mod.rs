@@ -152,15 +152,16 @@ impl Turn {
     }
 }
 
-/// What the last fault or refusal said; with one of the current context going first. Answers its bytes, without the zero behind them, of which as many
-/// are stored as fit.
+/// What the fault of the current context said, else the last fault or refusal that the calling thread met, else the last of all. Answers its bytes,
+/// without the zero behind them, of which as many are stored as fit.
 #[unsafe(no_mangle)]
 pub extern "C" fn pcc_sim_last_fault(buffer: *mut c_char, length: usize) -> usize {
     let message = {
         let turn = Turn::take();
         let current = threads::current().and_then(|c| turn.contexts.get(c).ok());
         let fault = current.and_then(|c| c.fault.as_ref()).map(|(_, message)| message.clone());
-        fault.unwrap_or_else(|| turn.message.clone())
+        let met = Some(threads::message()).filter(|message| !message.is_empty());
+        fault.or(met).unwrap_or_else(|| turn.message.clone())
     };
     fill(buffer, length, &message);
     message.len()

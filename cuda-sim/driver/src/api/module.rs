@@ -3,6 +3,7 @@
 use super::{Handle, Out, array, call, fill, text};
 use crate::code::Code;
 use crate::state::{Function, Loaded, Turn};
+use crate::threads;
 use pcc_cuda_sim::ptx::Module;
 use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -105,7 +106,7 @@ pub extern "C" fn cuModuleLoadDataEx(
         let of = |option| options.iter().position(|&o| o == option).map(|index| values[index]);
         if let (Some(buffer), Some(bytes)) = (of(ERROR_LOG), of(ERROR_LOG_BYTES)) {
             // An option that is a number is stored in the pointer itself.
-            fill(buffer.cast(), bytes as usize, &Turn::take().message);
+            fill(buffer.cast(), bytes as usize, &threads::message());
         }
     }
     code

@@ -151,7 +151,10 @@ impl Turn {
         let Seat { group, .. } = self.seat(seat)?;
         let of = self.comms.groups.get(&group).ok_or(abi::INVALID_ARGUMENT)?;
         Ok(match &of.error {
-            Some((code, _)) => *code,
+            Some((code, why)) => {
+                threads::said(why);
+                *code
+            }
             None if !of.complete.is_done() => abi::IN_PROGRESS,
             None => abi::OK,
         })
@@ -167,9 +170,8 @@ impl Turn {
     /// A rank leaves: after its work is done, or at once.
     pub fn comm_leave(&mut self, seat: u64, how: u32) -> Result<(), Refusal> {
         let Seat { group, rank } = self.seat(seat)?;
-        if how != abi::LEAVE_ABORT {
-            let of = self.comms.groups.get(&group).ok_or(abi::INVALID_ARGUMENT)?;
-            let last = of.members.get(&rank).map(|m| m.last.clone()).ok_or(abi::INVALID_ARGUMENT)?;
+        let last = self.comms.groups.get(&group).and_then(|of| of.members.get(&rank)).map(|m| m.last.clone());
+        if let Some(last) = last.filter(|_| how != abi::LEAVE_ABORT) {
             self.wait_for(&last, &format!("waits for its communicator's work, to destroy it as rank {rank}"));
         }
         if how != abi::LEAVE_FINALIZE {
@@ -178,6 +180,11 @@ impl Turn {
         }
         let words = ["has finalized its communicator", "has destroyed its communicator", "has aborted"];
         self.leave_group(group, rank, words[how.min(abi::LEAVE_ABORT) as usize]);
+        let complete = self.comms.groups.get(&group).is_some_and(|of| of.members.len() as u32 == of.size);
+        if complete && self.comms.seats.iter().all(|(_, seat)| seat.group != group) {
+            self.comms.groups.remove(&group);
+            self.comms.order.forget(group);
+        }
         self.notify();
         Ok(())
     }

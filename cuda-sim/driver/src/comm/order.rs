@@ -14,6 +14,9 @@ struct Key {
     number: u64,
 }
 
+/// What a rank counts: a communicator, the rank, and the pair it is an end of.
+type Counter = (u64, u32, Option<(u32, u32)>);
+
 /// What devices have posted, as far as it could become part of a circle.
 #[derive(Debug, Default)]
 pub struct Order {
@@ -21,8 +24,8 @@ pub struct Order {
     posted: BTreeMap<u32, Vec<(u64, Key)>>,
     /// How many ranks an operation still waits for, and its words.
     open: BTreeMap<Key, (u32, String)>,
-    /// The next number of each communicator, rank and pair.
-    next: BTreeMap<(u64, u32, Option<(u32, u32)>), u64>,
+    /// The next number of each.
+    next: BTreeMap<Counter, u64>,
     places: u64,
 }
 

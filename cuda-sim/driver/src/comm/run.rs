@@ -145,21 +145,26 @@ impl Turn {
         for queue in of.sends.values_mut().chain(of.recvs.values_mut()) {
             queue.retain(others);
         }
-        let forgotten = of.members.len() as u32 == of.size && of.members.values().all(|m| m.gone.is_some());
         for node in mine {
             self.pending.finish(node);
         }
         self.comm_end_if_left(group);
-        if forgotten && self.pending.iter().all(|(_, node)| node.work.group() != Some(group)) {
-            self.comms.groups.remove(&group);
-            self.comms.order.forget(group);
-        }
     }
 
-    /// Work on a context that has failed takes the communicator with it.
-    pub(crate) fn comm_failed_rank(&mut self, work: &CommWork, why: &str) {
-        let why = format!("rank {} of the communicator failed: {why}", work.rank);
-        self.comm_fail(work.group, abi::REMOTE_ERROR, &why);
+    /// A context that has failed takes the communicators of its ranks with it.
+    pub(crate) fn comm_fail_all(&mut self, context: u64, why: &str) {
+        let groups = self.comms.groups.iter().filter(|(_, of)| of.error.is_none());
+        let failed = groups.filter_map(|(&group, of)| {
+            let mine = of.members.iter().find(|(_, m)| m.context == context && m.gone.is_none());
+            Some((group, *mine?.0))
+        });
+        for (group, rank) in failed.collect::<Vec<_>>() {
+            self.comm_fail(
+                group,
+                abi::REMOTE_ERROR,
+                &format!("rank {rank} of the communicator failed: {why}"),
+            );
+        }
     }
 
     fn comm_end_if_left(&mut self, group: u64) {

@@ -6,6 +6,7 @@ use crate::code::Code;
 use crate::state::Turn;
 use crate::work::Work;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The operations of one communicator's rank in a group call.
 struct Batch {
@@ -33,6 +34,9 @@ impl Turn {
                 batch.streams.push(stream);
             }
         }
+        for batch in batches.values() {
+            self.comm_check_apart(batch)?;
+        }
         for comm in order {
             let Some(Batch { seat: Seat { group, rank }, ops, streams }) = batches.remove(&comm) else {
                 continue;
@@ -43,6 +47,29 @@ impl Turn {
             self.submit_over(&streams, work, what).map_err(|_| abi::UNHANDLED_CUDA_ERROR)?;
         }
         self.run_some();
+        Ok(())
+    }
+
+    /// Refuses operations of one group call that write what another of them uses: nothing orders them.
+    fn comm_check_apart(&mut self, batch: &Batch) -> Result<(), Refusal> {
+        let Seat { group, rank } = batch.seat;
+        let size = self.comms.groups.get(&group).map_or(0, |of| of.size);
+        let meet = |a: Range<u64>, b: Range<u64>| a.start.max(b.start) < a.end.min(b.end);
+        for (n, a) in batch.ops.iter().enumerate() {
+            for b in &batch.ops[n + 1..] {
+                let (written, others) = (a.writes(rank, size), b.writes(rank, size));
+                if meet(written.clone(), others.clone())
+                    || meet(written, b.reads(rank, size))
+                    || meet(others, a.reads(rank, size))
+                {
+                    let why = format!(
+                        "rank {rank}, in one group call: {a} and {b}, of which one writes what the other uses"
+                    );
+                    self.refuse(Code::INVALID_VALUE, why);
+                    return Err(abi::INVALID_ARGUMENT);
+                }
+            }
+        }
         Ok(())
     }
 

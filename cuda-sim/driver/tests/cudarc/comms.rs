@@ -4,7 +4,7 @@ use crate::machine::{code, device, isolated, last_fault, seeded};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 use cudarc::nccl::sys::ncclDataType_t::ncclFloat32;
-use cudarc::nccl::sys::ncclResult_t;
+use cudarc::nccl::sys::{ncclRedOp_t, ncclResult_t};
 use cudarc::nccl::{Comm, Id, ReduceOp, result as nccl};
 use std::sync::Arc;
 
@@ -79,6 +79,34 @@ fn ranks_send_round_in_a_group() {
             comm.recv(&mut theirs, ((rank + 2) % 3) as i32).unwrap();
             nccl::group_end().unwrap();
             assert_eq!(stream.clone_dtoh(&theirs).unwrap(), values((rank + 2) % 3, 20));
+        });
+    });
+}
+
+#[test]
+fn all_to_all_is_a_group_and_not_in_place() {
+    seeded("comms::all_to_all_is_a_group_and_not_in_place", || {
+        const N: usize = 8;
+        ranks(3, |rank, _context, stream, comm| {
+            // Block `to` of rank `from` has the values of rank `3 from + to`.
+            let block = |from: usize, to: usize| values(3 * from + to, N);
+            let mine: Vec<f32> = (0..3).flat_map(|to| block(rank, to)).collect();
+            let mine = stream.clone_htod(&mine).unwrap();
+            let mut theirs = stream.alloc_zeros::<f32>(3 * N).unwrap();
+            nccl::group_start().unwrap();
+            for peer in 0..3 {
+                let part = peer * N..(peer + 1) * N;
+                comm.send(&mine.slice(part.clone()), peer as i32).unwrap();
+                comm.recv(&mut theirs.slice_mut(part), peer as i32).unwrap();
+            }
+            nccl::group_end().unwrap();
+            let expected: Vec<f32> = (0..3).flat_map(|from| block(from, rank)).collect();
+            assert_eq!(stream.clone_dtoh(&theirs).unwrap(), expected);
+            nccl::group_start().unwrap();
+            comm.send(&theirs.slice(..N), 0).unwrap();
+            comm.recv(&mut theirs.slice_mut(N / 2..N), 0).unwrap();
+            assert!(nccl::group_end().is_err());
+            assert!(last_fault().contains("in one group call"), "{}", last_fault());
         });
     });
 }
@@ -219,12 +247,18 @@ fn a_fault_on_one_rank_ends_all() {
                 // SAFETY: that nobody wrote it is what the simulator finds.
                 let unwritten = unsafe { stream.alloc::<u8>(4) }.unwrap();
                 assert!(stream.clone_dtoh(&unwritten).is_err());
+                // Without a call more, and without an abort.
+                std::mem::forget(comm);
+                return (false, last_fault());
             }
             let posted = comm.all_reduce_in_place(&mut data, &ReduceOp::Sum);
             (posted.is_ok() && stream.synchronize().is_ok(), last_fault())
         });
         assert!(found.iter().all(|(fine, _)| !fine), "{found:?}");
         assert!(found[0].1.contains("never written"), "{}", found[0].1);
+        for (_, message) in &found[1..] {
+            assert!(message.contains("rank 0 of the communicator failed: device 0"), "{message}");
+        }
     });
 }
 
@@ -331,12 +365,48 @@ fn communicators_in_different_orders_are_found() {
             // On streams of their own, so that here nobody waits for ever; a GPU may be too small for both.
             let mut first = || comm.all_reduce_in_place(&mut a, &ReduceOp::Sum).is_ok();
             let mut second = || second.all_reduce_in_place(&mut b, &ReduceOp::Sum).is_ok();
-            let posted = if rank == 0 { first() && second() } else { second() && first() };
+            let mut posts: [&mut dyn FnMut() -> bool; 2] = [&mut first, &mut second];
+            posts.rotate_left(rank);
+            let posted = posts.iter_mut().all(|post| post());
             (posted && stream.synchronize().is_ok() && other.synchronize().is_ok(), last_fault())
         });
         assert!(
             found.iter().any(|(fine, message)| !fine && message.contains("different orders")),
             "{found:?}"
         );
+    });
+}
+
+#[test]
+fn communicators_are_finalized_and_destroyed() {
+    seeded("comms::communicators_are_finalized_and_destroyed", || {
+        let id = nccl::get_uniqueid().unwrap();
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                scope.spawn(move || {
+                    let (_context, stream) = device(rank);
+                    let data = stream.clone_htod(&values(rank, 8)).unwrap();
+                    let pointer = data.device_ptr(&stream).0;
+                    // SAFETY: handles and the pointer are valid where they are used; a destroyed communicator is refused.
+                    unsafe {
+                        let mut comm = std::ptr::null_mut();
+                        nccl::comm_init_rank(&mut comm, 2, id, rank as i32).unwrap();
+                        assert_eq!(nccl::comm_count(comm).unwrap(), 2);
+                        assert_eq!(nccl::comm_user_rank(comm).unwrap(), rank as i32);
+                        assert_eq!(nccl::comm_cu_device(comm).unwrap(), rank as i32);
+                        let raw = stream.cu_stream().cast();
+                        let (buffer, sum) = (pointer as *mut std::ffi::c_void, ncclRedOp_t::ncclSum);
+                        nccl::all_reduce(buffer, buffer, 8, ncclFloat32, sum, comm, raw).unwrap();
+                        nccl::comm_finalize(comm).unwrap();
+                        let late = nccl::all_reduce(buffer, buffer, 8, ncclFloat32, sum, comm, raw);
+                        assert_eq!(late.err().unwrap().0, ncclResult_t::ncclInvalidUsage);
+                        nccl::comm_destroy(comm).unwrap();
+                        assert!(nccl::comm_count(comm).is_err());
+                    }
+                    let three: Vec<f32> = values(0, 8).iter().map(|x| x * 3.0).collect();
+                    assert_eq!(stream.clone_dtoh(&data).unwrap(), three);
+                });
+            }
+        });
     });
 }

@@ -2,5 +2,8 @@
 
 mod comms;
 mod graphs;
+mod kernels;
 mod machine;
+mod random;
+mod rounds;
 mod streams;

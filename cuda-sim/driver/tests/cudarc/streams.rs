@@ -254,3 +254,44 @@ fn page_locked_memory_stays_while_a_copy_needs_it() {
         panic!("both copies were run at once");
     });
 }
+
+#[test]
+fn the_host_may_not_touch_what_a_copy_waits_for() {
+    seeded("streams::the_host_may_not_touch_what_a_copy_waits_for", || {
+        let (context, stream) = device(0);
+        let data = stream.clone_htod(&[3u8; 64]).unwrap();
+        stream.synchronize().unwrap();
+        let on_device = data.device_ptr(&stream).0;
+        // SAFETY: the memory stays to the end of the process; that it is touched too early is what the simulator finds.
+        let early = unsafe {
+            let target = std::slice::from_raw_parts_mut(result::malloc_host(64, 0).unwrap().cast::<u8>(), 64);
+            target.fill(1);
+            result::memcpy_dtoh_async(target, on_device, stream.cu_stream()).unwrap();
+            let early = target.to_vec();
+            stream.synchronize().unwrap();
+            assert_eq!(target, [3; 64]);
+            early
+        };
+        // Never what was there before, which might look right.
+        assert!(early == [3; 64] || early == [0xa5; 64], "{early:?}");
+        let mut failed = false;
+        for round in 0..20 {
+            // SAFETY: as above.
+            let source = unsafe {
+                std::slice::from_raw_parts_mut(result::malloc_host(64, 0).unwrap().cast::<u8>(), 64)
+            };
+            source.fill(round);
+            // SAFETY: as above.
+            unsafe { result::memcpy_htod_async(on_device, source, stream.cu_stream()) }.unwrap();
+            source.fill(100);
+            failed = stream.synchronize().is_err();
+            if failed {
+                break;
+            }
+            // It was run at once, then.
+            assert_eq!(stream.clone_dtoh(&data).unwrap(), [round; 64]);
+        }
+        assert!(failed && last_fault().contains("the host changed"), "{}", last_fault());
+        assert_eq!(code(context.synchronize()), CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    });
+}

@@ -97,6 +97,9 @@ impl Decoder<'_> {
             };
             return self.two(f, kind, operands);
         }
+        if matches!(kind, Type::U16x2 | Type::S16x2) {
+            return self.two(pairs(name, kind)?, kind, operands);
+        }
         let f = match name {
             "add" => {
                 typed!(kind; U(2) | S(2) => u16, U(4) | S(4) => u32, U(8) | S(8) => u64; T, two!(|a: T, b: T| a.wrapping_add(b)))
@@ -253,6 +256,23 @@ impl Decoder<'_> {
     pub(super) fn same(&mut self, f: Three, kind: Type, operands: &[Operand]) -> Decoded<()> {
         self.three(f, kind, kind, operands)
     }
+}
+
+/// An operation on the halves of 32 bits.
+fn pairs(name: &str, kind: Type) -> Decoded<Two> {
+    Ok(match (name, kind) {
+        ("add", _) => two!(|a: u32, b: u32| halves(a, b, u16::wrapping_add)),
+        ("min", Type::U16x2) => two!(|a: u32, b: u32| halves(a, b, |a, b| a.min(b))),
+        ("max", Type::U16x2) => two!(|a: u32, b: u32| halves(a, b, |a, b| a.max(b))),
+        ("min", Type::S16x2) => two!(|a: u32, b: u32| halves(a, b, |a, b| (a as i16).min(b as i16) as u16)),
+        ("max", Type::S16x2) => two!(|a: u32, b: u32| halves(a, b, |a, b| (a as i16).max(b as i16) as u16)),
+        _ => return Err(format!("type {kind:?} is not known for {name}")),
+    })
+}
+
+#[inline(always)]
+fn halves(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
+    u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16 | u32::from(f(a as u16, b as u16))
 }
 
 /// Bit field extract. A signed field is filled with its top bit, or with the operand's where it reaches beyond.

@@ -44,7 +44,7 @@ impl Decoder<'_> {
                 self.push(Op::Fence);
             }
             "fence" => {
-                m.one_of(&["sc", "acq_rel"]);
+                m.one_of(&["sc", "acq_rel", "acquire", "release"]);
                 m.one_of(&["cta", "cluster", "gpu", "sys"]).ok_or("unknown scope")?;
                 self.push(Op::Fence);
             }

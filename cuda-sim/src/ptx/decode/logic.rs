@@ -112,6 +112,9 @@ impl Decoder<'_> {
         let ftz = m.take("ftz");
         let to = if predicate { Pred } else { m.kind_of(&[U(4), S(4), F32])? };
         let kind = m.kind()?;
+        if predicate && !ftz && matches!(kind, Type::F16x2 | Type::BF16x2) {
+            return self.compare_pairs(comparison, kind, operands);
+        }
         if ftz && kind != F32 {
             return Err("unknown modifier .ftz".into());
         }
@@ -155,6 +158,30 @@ impl Decoder<'_> {
             _ => {
                 self.push(Op::One { f: one!(|a: bool| if a { u32::MAX } else { 0 }), d, a: joined, bytes: 4 })
             }
+        }
+        Ok(())
+    }
+
+    /// `setp` of two halves each: the first predicate is of the low ones, the second of the high ones.
+    fn compare_pairs(&mut self, comparison: &str, kind: Type, operands: &[Operand]) -> Decoded<()> {
+        let [Operand::Pair(low, high), a, b] = self.operands(operands)? else {
+            return Err("a comparison of pairs has two results".into());
+        };
+        let half = if kind == Type::F16x2 { F16 } else { BF16 };
+        let f = comparison_of(comparison, half)
+            .ok_or_else(|| format!("comparison .{comparison} is not known"))?;
+        let (a, b) = (self.value(a, kind)?, self.value(b, kind)?);
+        let mut halves = [[0; 2]; 2];
+        for (halves, a) in halves.iter_mut().zip([a, b]) {
+            *halves = [self.scratch(), self.scratch()];
+            self.push(Op::Unpack { parts: Box::new(halves.map(Some)), a, bytes: 2 });
+        }
+        for (n, name) in [low, high].into_iter().enumerate() {
+            let d = self.result(&Operand::Name(name.clone()), Pred)?;
+            if self.guard.is_some_and(|(p, _)| p == d) {
+                return Err("a result that is the instruction's own predicate".into());
+            }
+            self.push(Op::Two { f, d, a: halves[0][n], b: halves[1][n], bytes: 1 });
         }
         Ok(())
     }

@@ -101,7 +101,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// Notes an access's bytes, to know how fine races are to be tracked.
+    /// Notes a write's bytes, all parts together, to know how fine races are to be tracked: it is aligned to its size.
     fn grain(&mut self, space: Space, bytes: u8) {
         if matches!(space, Space::Shared | Space::Generic) {
             self.shared_grain = self.shared_grain.min(bytes);
@@ -158,7 +158,6 @@ impl Decoder<'_> {
             self.push(Op::Param { d, offset, bytes, signed });
             return Ok(());
         };
-        self.grain(space.0, bytes);
         self.push(Op::Load { space: space.0, d, at, bytes, signed, constant });
         Ok(())
     }
@@ -190,7 +189,7 @@ impl Decoder<'_> {
             slots.push(self.wide_value(part, kind)?);
         }
         let at = self.address(at, names)?;
-        self.grain(space, bytes);
+        self.grain(space, bytes * count as u8);
         self.push(Op::Store { space, s: slots.into(), at, bytes });
         Ok(())
     }
@@ -269,8 +268,6 @@ impl Decoder<'_> {
         };
         let (to, from) = (self.address(to, &["shared"])?, self.address(from, &["data"])?);
         self.grain(Space::Shared, bytes);
-        // A copy reads fewer bytes where it says so: the finest is right.
-        self.grain(Space::Global, if have.is_some() { 1 } else { bytes });
         self.push(Op::CopyAsync { to, from, bytes, have });
         Ok(())
     }

@@ -26,7 +26,7 @@ pub(crate) fn kernel(
     entry: &Entry,
     variables: &[syntax::Variable],
     data: &Arc<Vec<Data>>,
-    text: &str,
+    text: &Arc<str>,
 ) -> Result<Code, Fault> {
     let names = Names::new(entry, variables, data)?;
     let mut decoder =
@@ -135,14 +135,8 @@ impl Decoder<'_> {
         self.names.address(operand, space)
     }
 
-    fn finish(mut self, text: &str) -> Result<Code, Fault> {
+    fn finish(mut self, text: &Arc<str>) -> Result<Code, Fault> {
         self.names.bind(&mut self.instructions)?;
-        let all: Vec<&str> = text.lines().collect();
-        let lines = self.instructions.iter().map(|i| {
-            let line = all.get((i.line as usize).saturating_sub(1)).unwrap_or(&"");
-            line.split("//").next().unwrap_or("").split_whitespace().collect::<Vec<_>>().join(" ")
-        });
-        let lines = lines.collect();
-        Ok(self.names.code(self.instructions, lines, self.shared_grain, self.global_grain))
+        Ok(self.names.code(self.instructions, text.clone(), self.shared_grain, self.global_grain))
     }
 }

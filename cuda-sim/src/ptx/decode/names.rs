@@ -73,6 +73,21 @@ fn lay_out(variables: &[&Variable], start: u64) -> (Vec<Region>, u64) {
     (regions, at)
 }
 
+/// Whether a kernel uses a variable of the module.
+fn mentions(entry: &Entry, name: &str) -> bool {
+    fn within(operand: &Operand, name: &str) -> bool {
+        match operand {
+            Operand::Name(n) | Operand::Address(Some(n), _) => n == name,
+            Operand::Vector(parts) => parts.iter().any(|p| within(p, name)),
+            _ => false,
+        }
+    }
+    entry.body.iter().any(|s| match &s.kind {
+        Kind::Instruction(i) => i.operands.iter().any(|o| within(o, name)),
+        _ => false,
+    })
+}
+
 impl<'a> Names<'a> {
     pub(super) fn new(
         entry: &'a Entry,
@@ -88,8 +103,9 @@ impl<'a> Names<'a> {
             let what = format!("variable {} in a kernel has an extent and no initial value", bad.name);
             return Err(Fault { what, at: format!("line {}", bad.line) });
         }
+        let outer = variables.iter().filter(|v| mentions(entry, &v.name));
         let shared: Vec<&Variable> =
-            variables.iter().chain(inner.iter().copied()).filter(|v| v.space == "shared").collect();
+            outer.chain(inner.iter().copied()).filter(|v| v.space == "shared").collect();
         let (fixed, open): (Vec<_>, Vec<_>) = shared.into_iter().partition(|v| v.bytes.is_some());
         let (shared, end) = lay_out(&fixed, SHARED_START);
         let align = open.iter().map(|v| v.align).max().unwrap_or(16).max(16);
@@ -326,7 +342,7 @@ impl<'a> Names<'a> {
     pub(super) fn code(
         self,
         instructions: Vec<Instruction>,
-        lines: Vec<String>,
+        text: Arc<str>,
         shared_grain: u8,
         global_grain: u8,
     ) -> Code {
@@ -334,7 +350,7 @@ impl<'a> Names<'a> {
         constants.sort_unstable();
         Code {
             instructions,
-            lines,
+            text,
             slots: self.slots as usize,
             constants,
             specials: self.specials,
