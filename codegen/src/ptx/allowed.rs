@@ -25,6 +25,7 @@ const INTRINSICS: &[&str] = &[
     "llvm.nvvm.read.ptx.sreg.nctaid",
     "llvm.nvvm.read.ptx.sreg.laneid",
     // Threads with each other.
+    "llvm.nvvm.bar.warp.sync",
     "llvm.nvvm.barrier.cta.sync.aligned.all",
     "llvm.nvvm.shfl.sync",
     "llvm.nvvm.vote.ballot.sync",

@@ -122,6 +122,11 @@ impl<'i, 'c> Entry<'i, 'c> {
         self.ir.call("llvm.nvvm.barrier.cta.sync.aligned.all", &[], &[self.ir.ci(0, 0)]);
     }
 
+    /// As [`Entry::barrier`] for the threads of the warp.
+    pub fn warp_barrier(&self) {
+        self.ir.call("llvm.nvvm.bar.warp.sync", &[], &[self.ir.ci(0, -1)]);
+    }
+
     /// The 32-bit value (f32 or i32) of the lane whose number differs by the bits of `mask`. All 32 lanes of the warp must come here.
     pub fn shuffle_xor(&self, value: V<'c>, mask: u32) -> V<'c> {
         let ir = self.ir;

@@ -29,11 +29,14 @@ pub enum AttentionPath {
     /// offsets multiples of 16 bytes. The queries of one kv head, `s * r` of them (position major: row = position * r + head of the
     /// group), are the rows of one problem.
     Mma,
+    /// As `Mma`, for at most [`FEW_ROWS`] such rows, as of a decode step: the warps of a block take different keys.
+    Few,
 }
 
 /// Rows of a block of [`AttentionPath::Mma`]: 16 a warp.
 pub const MMA_ROWS: u32 = 64;
-pub const MMA_THREADS: u32 = 128;
+/// Rows of a block of [`AttentionPath::Few`].
+pub const FEW_ROWS: u32 = 16;
 /// Queries of a block of [`AttentionPath::Simt`]: one a warp.
 pub const SIMT_ROWS: u32 = 4;
 
@@ -53,8 +56,13 @@ impl AttentionKernel {
             && heads(d)
             && heads(e)
             && [&call.q, &call.k, &call.v, &call.out].into_iter().all(fits);
+        let few = call.s.full.saturating_mul(call.r.full) <= FEW_ROWS.into();
         Self {
-            path: if cores { AttentionPath::Mma } else { AttentionPath::Simt },
+            path: match (cores, few) {
+                (true, true) => AttentionPath::Few,
+                (true, false) => AttentionPath::Mma,
+                (false, _) => AttentionPath::Simt,
+            },
             dtype,
             d,
             e,
@@ -76,29 +84,43 @@ impl AttentionKernel {
         let (rows, tile, heads) = match self.path {
             AttentionPath::Simt => (s, SIMT_ROWS, b * g * r),
             AttentionPath::Mma => (s * r, MMA_ROWS, b * g),
+            AttentionPath::Few => (s * r, FEW_ROWS, b * g),
         };
         let tiles = u32::try_from(rows.div_ceil(tile.into())).unwrap_or(u32::MAX);
+        let threads = self.warps() * super::WARP;
+        // A tile of keys and one of values, which with `Few` every warp has for itself.
+        let tiles_bytes = self.tile_keys() * (self.d + self.e) * 2;
+        let queries = if self.queries_shared() { threads * self.d } else { 0 };
         let shared = match self.path {
             AttentionPath::Simt => 0,
-            // A tile of keys and one of values.
-            AttentionPath::Mma => {
-                let queries = if self.queries_shared() { MMA_ROWS * self.d } else { 0 };
-                (self.mma_keys() * (self.d + self.e) + queries) * 2
-            }
-        };
-        let threads = match self.path {
-            AttentionPath::Simt => SIMT_ROWS * super::WARP,
-            AttentionPath::Mma => MMA_THREADS,
+            AttentionPath::Mma => tiles_bytes + queries,
+            AttentionPath::Few => tiles_bytes * self.warps() + queries,
         };
         Shape { grid: [tiles.max(1), heads.clamp(1, 65535) as u32, 1], threads, shared }
     }
 
-    /// Keys that [`AttentionPath::Mma`] works on at a time: of long values fewer, whose scores need fewer registers.
-    pub fn mma_keys(&self) -> u32 {
-        if self.e > 128 { 32 } else { 64 }
+    /// Warps of a block.
+    pub fn warps(&self) -> u32 {
+        match self.path {
+            AttentionPath::Simt => SIMT_ROWS,
+            AttentionPath::Mma => MMA_ROWS / 16,
+            // As many as have room for tiles of their own in 160 KiB.
+            AttentionPath::Few => {
+                if self.d + self.e <= 256 {
+                    8
+                } else {
+                    4
+                }
+            }
+        }
     }
 
-    /// Whether [`AttentionPath::Mma`] keeps queries in shared memory: registers are too few for them besides the results.
+    /// Keys that tensor cores work on at a time: of long values fewer, whose scores need fewer registers.
+    pub fn tile_keys(&self) -> u32 {
+        if self.e > 128 || self.path == AttentionPath::Few { 32 } else { 64 }
+    }
+
+    /// Whether queries lie in shared memory: with long heads registers are too few for them besides the results.
     pub fn queries_shared(&self) -> bool {
         self.d > 128
     }

@@ -2,14 +2,17 @@
 //! registers, where they become weights and the first operand of the second product.
 //!
 //! The rows are the queries of one kv head, position by position, so that all heads of a group read its keys and values once. Tiles that no
-//! row sees are passed over; keys that no row sees are not read.
+//! row sees are passed over; keys before or behind all that the rows see are not read.
+//!
+//! Of few rows, as a decode step has, all warps have the same 16 and take turns at the tiles, each in shared memory of its own; their results
+//! are joined at the end ([`super::attention_join`]).
 
-use super::attention::{Call, Query, Scoring, Sight};
+use super::attention::{Call, Query, Scoring, Sight, View};
 use super::tile::{self, CHUNK, CHUNK_ELEMENTS, Fragments, SIDE, Share, Side, Tile};
 use super::value::{Code, Num};
 use crate::ptx::entry::Special;
 use pcc_ir::gpu::WARP;
-use pcc_ir::gpu::attention::{AttentionKernel, MMA_ROWS, MMA_THREADS};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, FEW_ROWS, MMA_ROWS};
 
 /// Key tiles whose positions are looked at together.
 const TOGETHER: u32 = 8;
@@ -21,29 +24,30 @@ pub(super) fn emit(call: &Call<'_, '_, '_>) {
     let code = call.code;
     let special = |which| code.special(which).long();
     let rows = call.s * call.r;
+    let of_block = if call.kernel.path == AttentionPath::Few { FEW_ROWS } else { MMA_ROWS };
     // The last rows see the most keys under a causal mask: they are begun first.
-    let tile = rows.tiles(MMA_ROWS) - 1i64 - special(Special::BlockX);
+    let tile = rows.tiles(of_block) - 1i64 - special(Special::BlockX);
     code.when(tile.gt(-1i64), || {
         let heads = (special(Special::BlockY), call.b * call.g);
         code.each(heads, special(Special::BlocksY), |y| {
             let head = Head { call, b: y.quotient(call.g), g: y.remainder(call.g), rows };
-            Block::of(&head, tile * MMA_ROWS).run();
+            Block::of(&head, tile * of_block).run();
         });
     });
 }
 
 /// One kv head of one row of the batch.
-struct Head<'p, 'e, 'c, 'k> {
-    call: &'p Call<'e, 'c, 'k>,
+pub(super) struct Head<'p, 'e, 'c, 'k> {
+    pub call: &'p Call<'e, 'c, 'k>,
     b: Num<'e, 'c>,
     g: Num<'e, 'c>,
     /// Its queries.
-    rows: Num<'e, 'c>,
+    pub rows: Num<'e, 'c>,
 }
 
 impl<'e, 'c> Head<'_, 'e, 'c, '_> {
     /// The query of a row; beyond the last one, the last.
-    fn query(&self, row: Num<'e, 'c>) -> Query<'e, 'c> {
+    pub fn query(&self, row: Num<'e, 'c>) -> Query<'e, 'c> {
         let row = row.min(self.rows - 1i64);
         Query { b: self.b, s: row.quotient(self.call.r), g: self.g, r: row.remainder(self.call.r) }
     }
@@ -78,11 +82,11 @@ struct Keys<'e, 'c> {
 }
 
 /// What a lane carries from tile to tile, of its two rows: the largest scores, its sums of weights, and of weighted values.
-struct State<'e, 'c> {
+pub(super) struct State<'e, 'c> {
     keys: Keys<'e, 'c>,
-    max: [Num<'e, 'c>; 2],
-    sum: [Num<'e, 'c>; 2],
-    out: Vec<Num<'e, 'c>>,
+    pub max: [Num<'e, 'c>; 2],
+    pub sum: [Num<'e, 'c>; 2],
+    pub out: Vec<Num<'e, 'c>>,
 }
 
 impl<'e, 'c> State<'e, 'c> {
@@ -100,9 +104,14 @@ impl<'e, 'c> State<'e, 'c> {
 }
 
 /// A block's rows.
-struct Block<'p, 'e, 'c, 'k> {
-    head: &'p Head<'p, 'e, 'c, 'k>,
-    lane: Num<'e, 'c>,
+pub(super) struct Block<'p, 'e, 'c, 'k> {
+    pub head: &'p Head<'p, 'e, 'c, 'k>,
+    /// The first of them.
+    pub first: Num<'e, 'c>,
+    /// Whether the warps have the same rows and different keys.
+    few: bool,
+    pub warp: Num<'e, 'c>,
+    pub lane: Num<'e, 'c>,
     rows: [Row<'e, 'c>; 2],
     /// What some row sees, and what every row does.
     some: Sight<'e, 'c>,
@@ -111,56 +120,82 @@ struct Block<'p, 'e, 'c, 'k> {
     v: Operand<'e, 'c>,
     /// Where the lane keeps its part of the queries, unless in registers.
     q_shared: Num<'e, 'c>,
-    /// Keys of a tile, and tiles.
+    /// Keys of a tile, and the tiles that the warp works on.
     keys: u32,
     tiles: Num<'e, 'c>,
+}
+
+/// Registers of a fragment of 16 x 8 results are of this one of a lane's two rows.
+pub(super) fn row_of(register: usize) -> usize {
+    register % FRAGMENT / 2
 }
 
 impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
     fn of(head: &'p Head<'p, 'e, 'c, 'k>, first: Num<'e, 'c>) -> Self {
         let (call, code) = (head.call, head.call.code);
         let AttentionKernel { d, e, .. } = *call.kernel;
-        let keys = call.kernel.mma_keys();
+        let (few, keys, warps) =
+            (call.kernel.path == AttentionPath::Few, call.kernel.tile_keys(), call.kernel.warps());
         let (thread, lane) = (code.special(Special::Thread), code.special(Special::Lane));
+        let warp = thread >> 5u32;
         let row = |half: u32| {
             let (row, _) = tile::place(lane, half * 2);
-            let row = first + ((thread >> 5u32) * SIDE + row).long();
+            let row = first + if few { row } else { warp * SIDE + row }.long();
             let query = head.query(row);
             let (sight, scoring) = (call.sight(query), call.scoring(query));
             Row { query, inside: row.lt(head.rows), sight, scoring }
         };
-        let sights = [0, WARP].map(|from| call.sight(head.query(first + (lane + from).long())));
-        let over = |pick: fn(Sight<'e, 'c>) -> Num<'e, 'c>, most: bool| {
+        let sight = |row: Num<'e, 'c>| call.sight(head.query(first + row.long()));
+        let sights = if few { vec![sight(lane & (SIDE - 1))] } else { vec![sight(lane), sight(lane + WARP)] };
+        let over = |pick: fn(&Sight<'e, 'c>) -> Num<'e, 'c>, most: bool| {
             let better = |a: Num<'e, 'c>, b| if most { a.max(b) } else { a.min(b) };
-            let both = better(pick(sights[0]), pick(sights[1]));
-            [16, 8, 4, 2, 1].iter().fold(both, |x, &mask| better(x, x.of_lane_xor(mask)))
+            let mine = sights.iter().map(pick).reduce(better).unwrap_or(lane);
+            [16, 8, 4, 2, 1].iter().fold(mine, |x, &mask| better(x, x.of_lane_xor(mask)))
         };
         let shared = code.shared();
-        let operand = |view: &super::attention::View<'e, 'c>, at: u32, width: u32, by_depth: bool| {
+        let tiles_bytes = keys * (d + e) * 2;
+        let mine = if few { shared.bytes((warp * tiles_bytes).long()) } else { shared };
+        let sharers = if few { (lane, WARP) } else { (thread, warps * WARP) };
+        let operand = |view: &View<'e, 'c>, at: u32, width: u32, by_depth: bool| {
             let tile = Tile { rows: keys, chunks: width / CHUNK_ELEMENTS };
             Operand {
-                share: Share::of(tile, thread, MMA_THREADS),
+                share: Share::of(tile, sharers.0, sharers.1),
                 fragments: Fragments::of(code, tile, by_depth, Side::B, code.i32(0)),
-                tile: shared.bytes(i64::from(at)),
+                tile: mine.bytes(i64::from(at)),
                 first: view.at(&[head.b, code.i64(0), head.g]),
                 stride: view.stride(1) * 2u32,
             }
         };
+        let tiles = call.t.tiles(keys).int();
+        let all_tiles = if few { tiles_bytes * warps } else { tiles_bytes };
         Block {
             head,
+            first,
+            few,
+            warp,
             lane,
             rows: [row(0), row(1)],
             some: Sight { low: over(|s| s.low, false), high: over(|s| s.high, true) },
             every: Sight { low: over(|s| s.low, true), high: over(|s| s.high, false) },
             k: operand(&call.k, 0, d, true),
             v: operand(&call.v, keys * d * 2, e, false),
-            q_shared: shared.bytes(i64::from(keys * (d + e) * 2)).bytes(thread.long() * CHUNK),
+            q_shared: shared.bytes(i64::from(all_tiles)).bytes(thread.long() * CHUNK),
             keys,
-            tiles: call.t.tiles(keys).int(),
+            tiles: if few { (tiles + (warps - 1) - warp).quotient(warps) } else { tiles },
         }
     }
 
-    fn code(&self) -> Code<'e, 'c> {
+    /// The place among the head's tiles of a number among those that the warp works on.
+    fn tile_place(&self, number: Num<'e, 'c>) -> Num<'e, 'c> {
+        if self.few { number * self.head.call.kernel.warps() + self.warp } else { number }
+    }
+
+    /// All that copied to the warp's tiles, or read them, wait for each other.
+    fn synchronise(&self) {
+        if self.few { self.code().warp_barrier() } else { self.code().barrier() }
+    }
+
+    pub fn code(&self) -> Code<'e, 'c> {
         self.head.call.code
     }
 
@@ -184,7 +219,8 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
             |values| State::of(values, self.lane_keys()).keys.number.lt(self.tiles),
             |values| self.turn(&queries, State::of(values, self.lane_keys())).values(),
         );
-        self.store(&State::of(&last, self.lane_keys()));
+        let state = State::of(&last, self.lane_keys());
+        if self.few { self.join(&state) } else { self.store(&state) }
     }
 
     /// One tile of keys. While scores are computed its values are on their way, and while these are weighted the next keys.
@@ -192,14 +228,14 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
         let code = self.code();
         tile::wait(code, 0);
         // The keys are there, and no warp reads the values before any more.
-        code.barrier();
+        self.synchronise();
         self.copy(&self.v, &state.keys);
         tile::commit(code);
         let next = self.next(&state.keys);
         let scores = self.scores(queries);
         tile::wait(code, 0);
         // The values are there, and no warp reads the keys any more.
-        code.barrier();
+        self.synchronise();
         code.when(next.number.lt(self.tiles), || self.copy(&self.k, &next));
         tile::commit(code);
         let scores = self.hide(&scores, &state.keys);
@@ -232,14 +268,14 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
 
     /// Where a lane keeps a fragment that only itself reads.
     fn query_place(&self, depth: u32) -> Num<'e, 'c> {
-        self.q_shared.bytes(i64::from(depth * MMA_THREADS * CHUNK))
+        self.q_shared.bytes(i64::from(depth * self.head.call.kernel.warps() * WARP * CHUNK))
     }
 
     /// The positions of the lane's keys of a tile; -1 where there are none.
     fn positions(&self, number: Num<'e, 'c>) -> Vec<Num<'e, 'c>> {
         let (call, code) = (self.head.call, self.code());
         let position = |i: u32| {
-            let key = number.long() * self.keys + (self.lane + i * WARP).long();
+            let key = self.tile_place(number).long() * self.keys + (self.lane + i * WARP).long();
             let at = call.k_pos.at(&[self.head.b, key.min(call.t - 1i64)]);
             key.lt(call.t).choose(at.load_words(1)[0], code.i32(-1))
         };
@@ -262,7 +298,9 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
             },
         );
         let (number, marks) = (state[0], state[1]);
-        Keys { number, marks, k_pos: self.positions(number.min(self.tiles - 1i64)) }
+        let none = || vec![code.i32(-1); self.lane_keys()];
+        let k_pos = code.either(number.lt(self.tiles), || self.positions(number), none);
+        Keys { number, marks, k_pos }
     }
 
     /// Bit i: some row sees a key of tile `number + i`; bit 8 + i: all rows see all its keys.
@@ -281,11 +319,11 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
         (0..TOGETHER).map(one).fold(code.i32(0), |marks, bits| marks | bits)
     }
 
-    /// Copies the thread's chunks of a tile: zeros for keys that no row sees.
+    /// Copies the thread's chunks of a tile: zeros for keys before or behind all that the rows see.
     fn copy(&self, operand: &Operand<'e, 'c>, keys: &Keys<'e, 'c>) {
         let code = self.code();
         let seen: Vec<Num> = keys.k_pos.iter().map(|&k_pos| self.some.sees(k_pos).ballot()).collect();
-        let first = operand.first.bytes(keys.number.long() * self.keys * operand.stride);
+        let first = operand.first.bytes(self.tile_place(keys.number).long() * self.keys * operand.stride);
         let begin = operand.share.chunk(0);
         let mut next = first.bytes(begin.row.long() * operand.stride + (begin.chunk * CHUNK).long());
         for i in 0..operand.share.count() {
@@ -357,7 +395,7 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
                 (0..products.len() / 2).map(|i| place(i / 2 * FRAGMENT + i % 2)).collect();
             (0..products.len()).map(|i| columns[i / FRAGMENT * 2 + i % 2]).collect()
         };
-        let row = |i: usize| &self.rows[i % FRAGMENT / 2];
+        let row = |i: usize| &self.rows[row_of(i)];
         let hidden = |scores: &[Num<'e, 'c>], k_pos: &[Num<'e, 'c>]| {
             let one = |i: usize| row(i).sight.sees(k_pos[i]).choose(scores[i], code.f32(f32::NEG_INFINITY));
             (0..scores.len()).map(one).collect::<Vec<_>>()
@@ -375,7 +413,7 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
     /// sums its own columns; the lanes of a row are added at the end.
     fn weigh(&self, scores: &[Num<'e, 'c>], state: State<'e, 'c>) -> (Vec<Num<'e, 'c>>, State<'e, 'c>) {
         let call = self.head.call;
-        let row = |i: usize| i % FRAGMENT / 2;
+        let row = row_of;
         let of_row = |r: usize| (0..scores.len()).filter(move |&i| row(i) == r);
         let max = [0, 1].map(|r| {
             let most = of_row(r).map(|i| scores[i]).reduce(|a, b| a.max(b)).unwrap_or(scores[0]);

@@ -6,6 +6,9 @@ use crate::ptx::entry::Special;
 use pcc_ir::gpu::gemm::{BATCH, GemmKernel, GemmPath};
 use pcc_ir::types::DType;
 
+/// Rows of tiles that blocks go down together.
+const TOGETHER: u32 = 8;
+
 /// Builds the body of the kernel.
 pub(super) fn emit(code: Code<'_, '_>, kernel: &GemmKernel) {
     let product = Product::of(code, kernel);
@@ -105,16 +108,32 @@ impl<'e, 'c, 'k> Product<'e, 'c, 'k> {
         matrices
     }
 
-    /// Runs `body` for the tiles of this block: its column x, rows y, `y + gridDim.y`, .., the batch z, `z + gridDim.z`, ...
+    /// The tile that a block begins with: column and row. Blocks that run at a time, which are neighbours in x, shall need few of b's columns
+    /// as well as few of a's rows: they go down [`TOGETHER`] rows, then on to the next column.
+    fn begin(&self) -> [Num<'e, 'c>; 2] {
+        let code = self.code;
+        let [x, y, across, down] =
+            [Special::BlockX, Special::BlockY, Special::BlocksX, Special::BlocksY].map(|s| code.special(s));
+        if self.kernel.path != GemmPath::Mma {
+            return [x, y];
+        }
+        let inside = y & (TOGETHER - 1);
+        let top = y - inside;
+        let rows = (down - top).min(i64::from(TOGETHER));
+        let number = inside * across + x;
+        [number.quotient(rows), top + number.remainder(rows)]
+    }
+
+    /// Runs `body` for the tiles of this block: its column, rows y, `y + gridDim.y`, .., the batch z, `z + gridDim.z`, ...
     pub fn tiles(&self, rows: u32, cols: u32, body: impl FnOnce(Place<'e, 'c>)) {
         let code = self.code;
         let special = |which| code.special(which).long();
-        let col = special(Special::BlockX) * cols;
+        let [x, y] = self.begin().map(Num::long);
+        let col = x * cols;
         let members = self.batch[1..].iter().fold(self.batch[0][0], |n, dim| n * dim[0]);
         code.each((special(Special::BlockZ), members), special(Special::BlocksZ), |z| {
             let [a, b, c] = self.member(z);
-            let y = (special(Special::BlockY), self.m.tiles(rows));
-            code.each(y, special(Special::BlocksY), |y| {
+            code.each((y, self.m.tiles(rows)), special(Special::BlocksY), |y| {
                 let row = y * rows;
                 let zero = code.i64(0);
                 body(Place {

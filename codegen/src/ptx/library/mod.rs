@@ -2,6 +2,7 @@
 
 mod accumulator;
 mod attention;
+mod attention_join;
 mod attention_mma;
 mod attention_simt;
 mod flat;

@@ -151,9 +151,9 @@ impl<'e, 'c> Num<'e, 'c> {
         self.with(self.entry.ir.fma(self.v, by.v, plus.v))
     }
 
-    /// 2 to the power of an f32, to 2 units in the last place; 0 of -infinity.
+    /// 2 to the power of an f32, to 2 units in the last place; 0 of -infinity, and for subnormal results.
     pub fn exp2(self) -> Self {
-        self.with(self.entry.ir.intrinsic("llvm.nvvm.ex2.approx", &[self.v.get_type()], &[self.v]))
+        self.with(self.entry.ir.intrinsic("llvm.nvvm.ex2.approx.ftz", &[self.v.get_type()], &[self.v]))
     }
 
     /// 1 / self, to 1 unit in the last place; subnormal numbers count as 0.
@@ -386,6 +386,10 @@ impl<'e, 'c> Code<'e, 'c> {
 
     pub fn barrier(self) {
         self.entry.barrier();
+    }
+
+    pub fn warp_barrier(self) {
+        self.entry.warp_barrier();
     }
 
     pub fn when(self, condition: Num<'e, 'c>, body: impl FnOnce()) {

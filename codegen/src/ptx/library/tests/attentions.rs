@@ -84,7 +84,7 @@ impl Case {
     pub fn check_at(&self, text: &str, shape: Shape, seed: u64) -> Result<(), String> {
         let Case { kernel, b, s, t, g, r, .. } = *self;
         let AttentionKernel { dtype, d, e, .. } = kernel;
-        let align = if kernel.path == AttentionPath::Mma { 8 } else { 1 };
+        let align = if kernel.path == AttentionPath::Simt { 1 } else { 8 };
         let pad = i64::from(self.by_head) * 3;
         let of_queries = |width: u32| {
             let order = if self.by_head { [4, 1, 3, 2, 0] } else { [4, 3, 2, 1, 0] };
@@ -107,8 +107,13 @@ impl Case {
         let out = of_queries(e);
         let op = self.op();
         let sees = |b: u64, s: u64, t: u64| op.sees(q_pos.at(&[b, s]), k_pos.at(&[b, t]));
-        // What no query sees was never written.
-        let seen = |i: &[u64]| (0..s).any(|at| sees(i[0], at, i[1]));
+        // What is before or behind all that the queries see was never written.
+        let seen = |i: &[u64]| {
+            let (at, k_pos) = ((0..s).map(|at| q_pos.at(&[i[0], at])), k_pos.at(&[i[0], i[1]]));
+            let ends = at.fold((f64::MAX, f64::MIN), |(low, high), at| (low.min(at), high.max(at)));
+            let low = if kernel.window { ends.0 - self.window as f64 } else { -1.0 };
+            k_pos >= 0.0 && k_pos > low && (!kernel.causal || k_pos <= ends.1)
+        };
         let device = Device::new();
         let places = [
             device.put(&q, |_| true)?,
@@ -152,7 +157,7 @@ impl Case {
             let terms = (0..t).map(|t| weights[t as usize] * v.at(&[b, t, g, column]));
             let (want, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
             // Weights are rounded to 16 bits on tensor cores, scores and sums to f32.
-            let weight = if kernel.path == AttentionPath::Mma { rounding(dtype) } else { 0.0 };
+            let weight = if kernel.path == AttentionPath::Simt { 0.0 } else { rounding(dtype) };
             (want, size * (1.01 * weight + 1e-5) + 1.01 * rounding(dtype) * want.abs() + 1e-30)
         })
     }
@@ -263,6 +268,41 @@ fn tensor_cores_pass_over_tiles_that_no_row_sees() {
     let case = Case::new(plain, (2, 33, 40, 3, 2));
     let text = ptx(Arch::Sm80, &LibraryKernel::Attention(plain));
     case.check_at(&text, Shape { grid: [3, 4, 1], ..plain.shape(2, 33, 3, 2) }, 3).unwrap();
+}
+
+#[test]
+fn few_rows_with_every_flag() {
+    let mut all = vec![];
+    for (i, kernel) in flags(kernel(AttentionPath::Few, DType::BF16, 32, 16)).into_iter().enumerate() {
+        let r = [1, 3, 4][i % 3];
+        all.push(Case { start: 20, k_pos: cache, ..Case::new(kernel, (2, 1, 150, 2, r)) });
+        all.push(Case { by_head: true, k_pos: with_holes, ..Case::new(kernel, (1, 4, 600, 2, r)) });
+        all.push(Case { window: 300, ..Case::new(kernel, (1, 2, 700, 1, 8)) });
+    }
+    check_all(&all);
+}
+
+#[test]
+fn few_rows_of_any_heads() {
+    for (i, (d, e)) in
+        [(16, 48), (80, 112), (128, 128), (128, 256), (192, 144), (16, 256)].into_iter().enumerate()
+    {
+        let dtype = if i % 2 == 0 { DType::F16 } else { DType::BF16 };
+        let kernel = kernel(AttentionPath::Few, dtype, d, e);
+        check_all(&[Case { scale: 0.3, ..Case::new(kernel, (1, 3, 330, 1, 4)) }]);
+    }
+    // More rows than the kernel is chosen for, and few blocks that go round.
+    let plain = kernel(AttentionPath::Few, DType::BF16, 16, 16);
+    let case = Case::new(plain, (2, 19, 300, 3, 2));
+    let text = ptx(Arch::Sm80, &LibraryKernel::Attention(plain));
+    case.check_at(&text, Shape { grid: [3, 4, 1], ..plain.shape(2, 19, 3, 2) }, 3).unwrap();
+}
+
+#[test]
+fn no_keys_give_zeros() {
+    for path in [AttentionPath::Mma, AttentionPath::Few, AttentionPath::Simt] {
+        check_all(&[Case::new(kernel(path, DType::BF16, 16, 16), (1, 3, 0, 2, 2))]);
+    }
 }
 
 #[test]

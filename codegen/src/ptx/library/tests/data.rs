@@ -87,7 +87,7 @@ impl View {
 
     /// Bytes up to the end of the last element.
     fn bytes(&self) -> u64 {
-        let last: Vec<u64> = self.extents.iter().map(|e| e - 1).collect();
+        let last: Vec<u64> = self.extents.iter().map(|e| e.saturating_sub(1)).collect();
         self.offset(&last) + self.dtype.bytes() as u64
     }
 }

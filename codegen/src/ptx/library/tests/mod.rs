@@ -73,6 +73,9 @@ fn attentions() -> Vec<AttentionKernel> {
         all.push(AttentionKernel { d, e, causal: false, slopes: true, ..plain });
         let most = AttentionKernel { d, e, window: true, softcap: true, slopes: true, ..plain };
         all.push(AttentionKernel { bf16_bias: true, ..most });
+        let few = AttentionKernel { path: AttentionPath::Few, ..most };
+        all.push(AttentionKernel { d, e, path: AttentionPath::Few, ..plain });
+        all.push(few);
     }
     for dtype in [DType::F32, DType::F64, DType::BF16] {
         let simt = AttentionKernel { path: AttentionPath::Simt, dtype, ..plain };
@@ -94,8 +97,8 @@ fn products(kernel: &LibraryKernel) -> u32 {
             let tile = g.mma_tile();
             tile.warp_rows / 16 * (tile.warp_cols / 8) * (tile.depth / 16)
         }
-        LibraryKernel::Attention(a) if a.path == AttentionPath::Mma => {
-            a.mma_keys() / 8 * (a.d / 16) + a.mma_keys() / 16 * (a.e / 8)
+        LibraryKernel::Attention(a) if a.path != AttentionPath::Simt => {
+            a.tile_keys() / 8 * (a.d / 16) + a.tile_keys() / 16 * (a.e / 8)
         }
         _ => 0,
     }

@@ -131,6 +131,10 @@ fn tensor_cores_over_a_batch() {
     let shape = Shape { grid: [2, 2, 2], ..case.shape() };
     case.check_at(&text, shape, 3).unwrap();
     case.check_at(&text, Shape { grid: [2, 1, 1], ..shape }, 4).unwrap();
+    // More rows of blocks than go down together, of which the last are fewer.
+    let tall = Case { m: 64 * 10 + 1, n: 200, k: 16, batch: [1; 3], ..case };
+    tall.check(&text, 5).unwrap();
+    tall.check_at(&text, Shape { grid: [4, 9, 1], ..tall.shape() }, 6).unwrap();
 }
 
 #[test]
