@@ -6,4 +6,6 @@ mod damaged;
 mod faults;
 mod harness;
 mod matrices;
+mod memory_forms;
+mod rarer;
 mod warps;
