@@ -7,5 +7,6 @@ mod faults;
 mod harness;
 mod matrices;
 mod memory_forms;
+mod random_control;
 mod rarer;
 mod warps;
