@@ -14,6 +14,7 @@ mod matrix;
 mod race;
 mod registers;
 mod shared;
+mod traces;
 mod warp;
 
 use crate::Fault;

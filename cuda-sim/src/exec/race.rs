@@ -56,6 +56,8 @@ pub(super) struct Races {
     start: u32,
     /// Whether any cell may be marked as being copied to.
     copies: bool,
+    /// Barriers of whole blocks, and ends of blocks, that are over.
+    barriers: u32,
     /// The PTX line that runs.
     pub(super) line: u32,
 }
@@ -84,6 +86,7 @@ impl Races {
             pairs: (0..warps).map(|_| None).collect(),
             start: 1,
             copies: false,
+            barriers: 0,
             line: 0,
         }
     }
@@ -96,6 +99,7 @@ impl Races {
             return;
         }
         self.start = last + 1;
+        self.barriers += 1;
         self.time.fill(self.start);
         self.seen.fill(self.start);
         self.synced.fill(self.start);
@@ -117,6 +121,22 @@ impl Races {
         }
         let pair = || self.pairs[by.warp].as_ref().is_some_and(|p| time < p[by.lane][other.lane]);
         by.lane == other.lane || time < self.synced[by.warp] || pair()
+    }
+
+    /// The same of all lanes of a warp.
+    pub(super) fn warp_ordered(&self, by: Thread, warp: usize, time: u32) -> bool {
+        let known = if by.warp == warp { self.synced[warp] } else { self.seen[by.warp * self.warps + warp] };
+        time < self.start || time < known
+    }
+
+    /// Barriers of whole blocks so far.
+    pub(super) fn barriers(&self) -> u32 {
+        self.barriers
+    }
+
+    /// A barrier of the whole block is over.
+    pub(super) fn pass(&mut self) {
+        self.barriers += 1;
     }
 
     /// The time of a thread's warp.

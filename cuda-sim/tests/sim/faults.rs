@@ -251,9 +251,24 @@ fn blocks_do_not_depend_on_each_other() {
 #[test]
 fn global_memory_needs_barriers_too() {
     let body = "st.global.u32 [%rd5], %r1; bar.sync 0; sub.s64 %rd8, 252, %rd3; add.s64 %rd8, %rd2, %rd8; ld.global.u32 %r3, [%rd8];";
-    mutant(body, "bar.sync 0;", "", 64, &["race: it reads what warp", "no barrier between"]);
+    mutant(body, "bar.sync 0;", "", 64, &["race: it ", "no barrier between"]);
     let body = body.replace("ld.global.u32 %r3, [%rd8]", "st.global.u32 [%rd8], %r1");
-    mutant(&body, "bar.sync 0;", "bar.warp.sync -1;", 64, &["race: it writes what warp"]);
+    mutant(&body, "bar.sync 0;", "bar.warp.sync -1;", 64, &["race: it writes what"]);
+}
+
+#[test]
+fn global_memory_is_not_written_under_readers() {
+    // Every thread reads the mirrored word, then writes its own.
+    let body = "sub.s64 %rd8, 252, %rd3; add.s64 %rd8, %rd1, %rd8; ld.global.u32 %r3, [%rd8]; bar.sync 0; st.global.u32 [%rd4], %r3;
+        st.global.u32 [%rd5], %r3;";
+    mutant(body, "bar.sync 0;", "", 64, &["race: it "]);
+    // All read one word, and one thread of a warp, or of a block, writes it.
+    let body =
+        "ld.global.u32 %r3, [%rd1]; bar.warp.sync -1; st.global.u32 [%rd5], %r3; st.global.u32 [%rd5+128], 0;
+        setp.ne.u32 %p1, %r1, 0; @%p1 ret; st.global.u32 [%rd1], 7;";
+    mutant(body, "bar.warp.sync -1;", "", 32, &["race: it writes what warp 0 lane", "read, with no barrier"]);
+    let body = "ld.global.u32 %r3, [%rd1]; bar.sync 0; st.global.u32 [%rd5], %r3; setp.ne.u32 %p1, %r1, 0; @%p1 ret; st.global.u32 [%rd1], 7;";
+    mutant(body, "bar.sync 0;", "bar.warp.sync -1;", 64, &["race: it "]);
 }
 
 #[test]
