@@ -87,6 +87,16 @@ pub(crate) struct Layout {
     stage_devices: usize,
 }
 
+/// The layout of devices with a memory each.
+#[cfg(feature = "cuda")]
+pub(crate) struct Apart {
+    pub(crate) layout: Layout,
+    /// The slices of each device.
+    pub(crate) slices: Vec<Vec<ParamSlice>>,
+    /// Bytes of each.
+    pub(crate) bytes: Vec<u64>,
+}
+
 fn align(n: u64) -> u64 {
     // Saturates: a total that large is refused before anything uses it.
     n.checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX)
@@ -151,12 +161,13 @@ impl Layout {
         Ok(Self { stages, bases, teams, params, constants, slices, mails, total, stage_devices })
     }
 
+    #[cfg(feature = "cuda")]
     /// As [`Layout::new`], for devices with a memory each: offsets are within it, and every device holds its own slices and all
-    /// constants. Messages have no buffers here. The slices of each device, and the bytes it needs.
+    /// constants. Messages have no buffers here.
     ///
     /// # Errors
     /// The tables that grow with devices pass what this machine has available.
-    pub(crate) fn apart(program: &Program) -> Result<(Self, Vec<Vec<ParamSlice>>, Vec<u64>), Diagnostic> {
+    pub(crate) fn apart(program: &Program) -> Result<Apart, Diagnostic> {
         let stage_devices = program.mesh.stage_devices();
         check_available(table_bytes(program))?;
         let stages: Vec<_> = (0..program.mesh.pp as usize).map(|s| stage_layout(program, s)).collect();
@@ -193,9 +204,10 @@ impl Layout {
             total: bytes.iter().fold(0u64, |n, &b| n.saturating_add(b)) as usize,
             stage_devices,
         };
-        Ok((layout, slices, bytes))
+        Ok(Apart { layout, slices, bytes })
     }
 
+    #[cfg(feature = "cuda")]
     /// Where inputs and outputs of a device lie, all entries and micro-batches together.
     pub(crate) fn io_of(&self, device: usize) -> Extent {
         let stage = &self.stages[device / self.stage_devices];

@@ -77,8 +77,6 @@ use crate::sharding::Sharding;
 use crate::types::Type;
 use std::collections::HashSet;
 
-/// Most devices of an axis, and of a mesh.
-
 /// The level of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {

@@ -382,7 +382,7 @@ fn stage_cut(
         Some(_) => {
             Err(Diagnostic::input("the plan cuts another chain of layers than this model has").at("--plan"))
         }
-        None if stages == 1 && input.memory.is_none() => Ok(vec![0..calls]),
+        None if stages == 1 && input.memory.is_none() => Ok(std::iter::once(0..calls).collect()),
         None => cut_stages(&chain_costs(input, storages, lowered, chains)?, stages, input.memory),
     }
 }

@@ -185,8 +185,8 @@ fn prepare(handle: sys::cublasLtHandle_t, form: &Form) -> Option<Prepared> {
     };
     let zeroed = std::mem::MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
     // SAFETY: numbers and enums of which 0 is a value; replaced before use.
-    let mut prepared =
-        Prepared { desc, layouts: [first, second, out], algorithm: unsafe { zeroed.assume_init() } };
+    let algorithm = unsafe { zeroed.assume_init() };
+    let mut prepared = Prepared { desc, layouts: [first, second, out], algorithm };
     configure(&prepared, form)?;
     prepared.algorithm = choose(handle, &prepared)?;
     Some(prepared)

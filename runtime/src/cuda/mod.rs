@@ -28,7 +28,7 @@ mod work;
 pub use load::Gpus;
 
 use crate::distribute::{self, HostSide};
-use crate::layout::{Layout, ParamSlice};
+use crate::layout::{Apart, Layout, ParamSlice};
 use crate::params::Progress;
 use control::{Control, Stopped};
 use mirror::Mirror;
@@ -101,7 +101,7 @@ impl Cluster {
         check_form(&program)?;
         let nccl = load::prepare(&options.gpus)?;
         let present = load::check_driver(arch)?;
-        let (layout, slices, bytes) = Layout::apart(&program)?;
+        let Apart { layout, slices, bytes } = Layout::apart(&program)?;
         let plan = Arc::new(Plan::new(program, layout));
         plan.check_messages()?;
         let ordinals = weights::place(&plan, options, present)?;

@@ -124,7 +124,9 @@ pub(super) fn load(
         let at = plan.layout.constant(index) as u64;
         (0..slices.len()).try_for_each(|device| upload(device, at, bytes.clone()))?;
     }
-    let mut holders: BTreeMap<(usize, &[(usize, usize)]), Vec<(usize, &ParamSlice)>> = BTreeMap::new();
+    // By parameter and spans: the ranks that hold the slice.
+    type Holders<'a> = BTreeMap<(usize, &'a [(usize, usize)]), Vec<(usize, &'a ParamSlice)>>;
+    let mut holders: Holders<'_> = BTreeMap::new();
     for (device, own) in slices.iter().enumerate() {
         for slice in own {
             holders.entry((slice.param, &slice.spans)).or_default().push((device, slice));

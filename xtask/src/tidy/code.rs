@@ -20,6 +20,10 @@ const UNSAFE_MODULES: &[&str] = &[
     "runtime/src/affinity.rs", // pins workers to cores
     "runtime/src/artifact/exchange.rs", // exchanges two directories in one system call
     "runtime/src/attention/", // queries, keys and values: raw pointers and vector instructions
+    "runtime/src/cuda/blaslt.rs", // calls cuBLASLt
+    "runtime/src/cuda/driver.rs", // calls the driver
+    "runtime/src/cuda/load.rs", // loads the driver's library, or what stands in for it
+    "runtime/src/cuda/nccl.rs", // loads and calls NCCL
     "runtime/src/kernel_object/", // loads the artifact's kernels and calls them
     "runtime/src/memory/",    // buffers that several workers read and write in turn
     "runtime/src/product/",   // matrix products: raw pointers and vector instructions
