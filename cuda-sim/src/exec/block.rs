@@ -158,6 +158,9 @@ impl<'a> Block<'a> {
                 continue;
             }
             let arrivals = std::mem::take(barrier).warps;
+            if arrivals.len() == self.warps.len() && arrivals.iter().all(|a| a.1) {
+                self.shares.shared.races.pass();
+            }
             let mut known = vec![0; self.warps.len()];
             for (_, _, theirs) in &arrivals {
                 for (all, &time) in known.iter_mut().zip(theirs) {

@@ -8,6 +8,15 @@ use crate::ptx::code::{LANES, Op, ShuffleMode, Slot, VoteMode, whole};
 impl Warp {
     /// Whether all lanes that a mask names are here, for each lane that is; `false`: some may still come. `last`: none can.
     pub(super) fn gathered(&self, mask: Slot, active: u32, last: bool) -> Result<bool, Trap> {
+        // The usual case: a whole warp, and all of it wanted.
+        let slot = mask as usize;
+        let all = [u32::MAX.into(); LANES];
+        if active == u32::MAX
+            && self.registers.values[slot] == all
+            && self.registers.poison[slot] == [0; LANES]
+        {
+            return Ok(true);
+        }
         for lane in lanes(active) {
             let trap = |what: String| Err(Trap { lane, what });
             let (members, poison) = self.registers.get(mask, lane);

@@ -14,6 +14,7 @@ mod matrix;
 mod race;
 mod registers;
 mod shared;
+mod traces;
 mod warp;
 
 use crate::Fault;
@@ -99,6 +100,9 @@ fn check(launch: &Launch) -> Result<u64, Fault> {
     }
     if launch.kernel.max_threads.is_some_and(|most| threads > most.into()) {
         return fault(format!("{threads} threads a block, more than its .maxntid"));
+    }
+    if let Some(wanted) = launch.kernel.threads.filter(|&n| threads != n.into()) {
+        return fault(format!("{threads} threads a block, where .reqntid is {wanted}"));
     }
     let shared = u64::from(launch.kernel.shared) + u64::from(launch.shared);
     if shared > 227 << 10 {

@@ -56,12 +56,18 @@ pub(super) struct Races {
     start: u32,
     /// Whether any cell may be marked as being copied to.
     copies: bool,
+    /// Barriers of whole blocks, and ends of blocks, that are over.
+    barriers: u32,
+    /// The PTX line that runs.
+    pub(super) line: u32,
 }
 
 #[derive(Clone, Copy)]
 struct Cell {
     wrote: u32,
     writer: u16,
+    /// The PTX line of that write.
+    line: u32,
     /// The thread whose asynchronous copy into the cell is under way.
     copying: u16,
 }
@@ -72,7 +78,7 @@ impl Races {
         Self {
             grain,
             warps,
-            cells: vec![Cell { wrote: 0, writer: NONE, copying: NONE }; cells],
+            cells: vec![Cell { wrote: 0, writer: NONE, line: 0, copying: NONE }; cells],
             reads: vec![(0, MANY); cells * warps],
             time: vec![1; warps],
             seen: vec![1; warps * warps],
@@ -80,6 +86,8 @@ impl Races {
             pairs: (0..warps).map(|_| None).collect(),
             start: 1,
             copies: false,
+            barriers: 0,
+            line: 0,
         }
     }
 
@@ -91,6 +99,7 @@ impl Races {
             return;
         }
         self.start = last + 1;
+        self.barriers += 1;
         self.time.fill(self.start);
         self.seen.fill(self.start);
         self.synced.fill(self.start);
@@ -114,6 +123,22 @@ impl Races {
         by.lane == other.lane || time < self.synced[by.warp] || pair()
     }
 
+    /// The same of all lanes of a warp.
+    pub(super) fn warp_ordered(&self, by: Thread, warp: usize, time: u32) -> bool {
+        let known = if by.warp == warp { self.synced[warp] } else { self.seen[by.warp * self.warps + warp] };
+        time < self.start || time < known
+    }
+
+    /// Barriers of whole blocks so far.
+    pub(super) fn barriers(&self) -> u32 {
+        self.barriers
+    }
+
+    /// A barrier of the whole block is over.
+    pub(super) fn pass(&mut self) {
+        self.barriers += 1;
+    }
+
     /// The time of a thread's warp.
     pub(super) fn now(&self, by: Thread) -> u32 {
         self.time[by.warp]
@@ -134,20 +159,20 @@ impl Races {
             }
             let cell = self.cells[n];
             if cell.copying != NONE {
-                return Err(copying(Thread::of(cell.copying), by));
+                return Err(copying(Thread::of(cell.copying), by, cell.line));
             }
             let both_atomic = access == Access::Atomic && cell.writer != NONE && cell.writer & ATOMIC != 0;
             if cell.writer != NONE && !both_atomic && !self.ordered(by, Thread::of(cell.writer), cell.wrote) {
                 let verb = if access == Access::Read { "reads" } else { "writes" };
-                return Err(race(verb, "wrote", Thread::of(cell.writer)));
+                return Err(race(verb, &format!("wrote in line {}", cell.line), Thread::of(cell.writer)));
             }
             if access == Access::Read {
                 self.note_read(n, by);
             } else {
                 self.check_reads(n, by)?;
                 let atomic = if access == Access::Atomic { ATOMIC } else { 0 };
-                self.cells[n] =
-                    Cell { wrote: self.time[by.warp], writer: by.number() | atomic, copying: NONE };
+                let (wrote, line) = (self.time[by.warp], self.line);
+                self.cells[n] = Cell { wrote, writer: by.number() | atomic, line, copying: NONE };
             }
         }
         Ok(())
@@ -198,7 +223,7 @@ impl Races {
     pub(super) fn end_copy(&mut self, by: Thread, at: usize, bytes: usize) {
         let now = self.time[by.warp];
         for cell in &mut self.cells[at / self.grain..][..bytes.div_ceil(self.grain)] {
-            *cell = Cell { wrote: now, writer: by.number(), copying: NONE };
+            *cell = Cell { wrote: now, writer: by.number(), line: cell.line, copying: NONE };
         }
     }
 
@@ -246,11 +271,11 @@ fn race(verb: &str, what: &str, other: Thread) -> String {
     )
 }
 
-fn copying(other: Thread, by: Thread) -> String {
+fn copying(other: Thread, by: Thread, line: u32) -> String {
     let whose = if other.number() == by.number() {
         "its own cp.async".to_owned()
     } else {
         format!("the cp.async of warp {} lane {}", other.warp, other.lane)
     };
-    format!("it uses shared memory that {whose} is still filling")
+    format!("it uses shared memory that {whose} in line {line} is still filling")
 }

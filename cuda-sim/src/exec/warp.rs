@@ -236,6 +236,7 @@ impl Warp {
         last: bool,
     ) -> Result<Flow, Trap> {
         let op = &instruction.op;
+        shares.shared.races.line = instruction.line;
         match *op {
             Op::Param { ref d, offset, bytes, signed } => {
                 self.param(&shares.params, d, offset, bytes, signed, active)

@@ -72,46 +72,73 @@ impl Storage {
         self.written[word].store(!poison & 0xf, Relaxed);
     }
 
-    /// The largest step that can be made at this offset with so much left.
-    pub(crate) fn step(offset: usize, left: usize) -> usize {
-        if offset.is_multiple_of(4) && left >= 4 { 4 } else { 1 }
-    }
-
     /// Bytes from `offset` on. The error is the offset of the first that was never written.
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), usize> {
         let mut done = 0;
         while done < out.len() {
-            let size = Self::step(offset + done, out.len() - done);
-            let (value, poison) = self.load(offset + done, size);
-            if poison != 0 {
-                return Err(offset + done + poison.trailing_zeros() as usize);
+            let at = offset + done;
+            let whole = Self::words_at(at, out.len() - done);
+            let words = self.words[at / 4..].iter().zip(&self.written[at / 4..]);
+            for ((word, written), out) in words.zip(out[done..done + 4 * whole].chunks_exact_mut(4)) {
+                if written.load(Relaxed) != 0xf {
+                    break;
+                }
+                out.copy_from_slice(&word.load(Relaxed).to_le_bytes());
+                done += 4;
             }
-            out[done..done + size].copy_from_slice(&value.to_le_bytes()[..size]);
-            done += size;
+            if done == out.len() {
+                break;
+            }
+            // A byte before or behind the whole words, or the place where something is missing.
+            let (value, poison) = self.load(offset + done, 1);
+            if poison != 0 {
+                return Err(offset + done);
+            }
+            out[done] = value as u8;
+            done += 1;
         }
         Ok(())
+    }
+
+    /// How many whole words start here.
+    fn words_at(offset: usize, left: usize) -> usize {
+        if offset.is_multiple_of(4) { left / 4 } else { 0 }
     }
 
     /// Writes bytes from `offset` on.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         let mut done = 0;
         while done < bytes.len() {
-            let size = Self::step(offset + done, bytes.len() - done);
-            let mut value = [0; 8];
-            value[..size].copy_from_slice(&bytes[done..done + size]);
-            self.store(offset + done, size, u64::from_le_bytes(value), 0);
-            done += size;
+            let at = offset + done;
+            let whole = Self::words_at(at, bytes.len() - done);
+            let words = self.words[at / 4..].iter().zip(&self.written[at / 4..]);
+            for ((word, written), bytes) in words.zip(bytes[done..].as_chunks().0.iter().take(whole)) {
+                word.store(u32::from_le_bytes(*bytes), Relaxed);
+                written.store(0xf, Relaxed);
+            }
+            done += 4 * whole;
+            if let Some(&byte) = bytes.get(done) {
+                self.store(offset + done, 1, byte.into(), 0);
+                done += 1;
+            }
         }
     }
 
     /// One value for `len` bytes; `poison`: they count as never written.
     pub(crate) fn fill(&self, offset: usize, len: usize, byte: u8, poison: bool) {
-        let value = u64::from_le_bytes([byte; 8]);
+        let (value, bad) = (u64::from_le_bytes([byte; 8]), if poison { 0xff } else { 0 });
         let mut done = 0;
         while done < len {
-            let size = Self::step(offset + done, len - done);
-            self.store(offset + done, size, value, if poison { 0xff } else { 0 });
-            done += size;
+            let at = offset + done;
+            let whole = Self::words_at(at, len - done);
+            for word in at / 4..at / 4 + whole {
+                self.store_word(word, value as u32, bad);
+            }
+            done += 4 * whole;
+            if done < len {
+                self.store(offset + done, 1, value, bad);
+                done += 1;
+            }
         }
     }
 
@@ -119,11 +146,19 @@ impl Storage {
     pub(crate) fn copy_from(&self, offset: usize, from: &Storage, source: usize, len: usize) {
         let mut done = 0;
         while done < len {
-            let left = len - done;
-            let size = Self::step(offset + done, left).min(Self::step(source + done, left));
-            let (value, poison) = from.load(source + done, size);
-            self.store(offset + done, size, value, poison);
-            done += size;
+            let (to, at) = (offset + done, source + done);
+            let whole = Self::words_at(to, len - done).min(Self::words_at(at, len - done));
+            for n in 0..whole {
+                let (word, written) = (&from.words[at / 4 + n], &from.written[at / 4 + n]);
+                self.words[to / 4 + n].store(word.load(Relaxed), Relaxed);
+                self.written[to / 4 + n].store(written.load(Relaxed), Relaxed);
+            }
+            done += 4 * whole;
+            if done < len {
+                let (value, poison) = from.load(source + done, 1);
+                self.store(offset + done, 1, value, poison);
+                done += 1;
+            }
         }
     }
 

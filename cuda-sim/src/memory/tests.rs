@@ -104,3 +104,26 @@ fn integers_reduce_with_their_sign() {
     assert_eq!(got(Element::I32, Reduction::Average), -2);
     assert_eq!(got(Element::I32, Reduction::Product), -21);
 }
+
+#[test]
+fn every_alignment_copies_the_same() {
+    let memory = Memory::new();
+    let bytes: Vec<u8> = (1..=40).collect();
+    for offset in 0..5u64 {
+        for len in 0..12u64 {
+            for from in 0..5u64 {
+                let (a, b) = (memory.alloc(0, 64).unwrap(), memory.alloc(0, 64).unwrap());
+                memory.write(a + from, &bytes[..len as usize]).unwrap();
+                memory.set(b, 99, 64).unwrap();
+                memory.copy(b + offset, a + from, len).unwrap();
+                let mut want = vec![99; 64];
+                want[offset as usize..][..len as usize].copy_from_slice(&bytes[..len as usize]);
+                assert_eq!(memory.read(b, 64).unwrap(), want);
+                // One byte that was never written lies behind.
+                memory.copy(b + offset, a + from, len + 1).unwrap();
+                assert_eq!(memory.read(b, offset + len).unwrap(), want[..(offset + len) as usize]);
+                assert!(what(memory.read(b, 64)).contains(&format!("offset {} of", offset + len)));
+            }
+        }
+    }
+}

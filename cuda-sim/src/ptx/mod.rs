@@ -28,8 +28,10 @@ pub struct Kernel {
     pub params: Vec<u32>,
     /// Bytes of static shared memory.
     pub shared: u32,
-    /// Threads of a block at most, if `.maxntid` says so.
+    /// Threads of a block at most, if `.maxntid` or `.reqntid` says so.
     pub max_threads: Option<u32>,
+    /// Threads that a block must have, if `.reqntid` says so.
+    pub threads: Option<u32>,
     pub(crate) code: Arc<Code>,
 }
 
@@ -53,6 +55,7 @@ impl Module {
                 params: code.params.iter().map(|p| p.bytes as u32).collect(),
                 shared: code.shared.iter().map(|r| r.bytes as u32).sum(),
                 max_threads: entry.max_threads,
+                threads: entry.threads,
                 code: Arc::new(code),
             });
         }

@@ -145,7 +145,9 @@ pub(crate) fn narrow<const EXPONENT: i32, const MANTISSA: i32>(x: f64, to_zero: 
     let exponent = ((x.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(1 - bias);
     // x in units of the last place. Powers of two change no bit of it.
     let units = x.abs() * f64::from_bits(((1023 - (exponent - MANTISSA)) as u64) << 52);
-    let units = if to_zero { units.trunc() } else { units.round_ties_even() } as u32;
+    // Adding this leaves no bit behind the point, rounded to nearest even. There are at most 2^11 units.
+    let whole = (1u64 << 52) as f64;
+    let units = if to_zero { units as u32 } else { ((units + whole) - whole) as u32 };
     // The implicit bit of a normal number adds one to the exponent field, and so does a carry.
     let field = (exponent + bias - 1) as u32;
     let magnitude = units + (field << MANTISSA);

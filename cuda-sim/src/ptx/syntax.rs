@@ -30,6 +30,8 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) params: Vec<Variable>,
     pub(crate) max_threads: Option<u32>,
+    /// Threads of a block, neither more nor fewer.
+    pub(crate) threads: Option<u32>,
     pub(crate) body: Vec<Statement>,
 }
 
@@ -199,16 +201,18 @@ impl Parser {
             }
             self.want(')')?;
         }
-        let mut max_threads = None;
+        let (mut max_threads, mut exact) = (None, None);
         while !self.is('{') {
             match self.word()?.as_str() {
-                // Exactly this many, or at most; the runtime's launch decides.
-                ".maxntid" | ".reqntid" => {
+                directive @ (".maxntid" | ".reqntid") => {
+                    let required = directive == ".reqntid";
                     let mut threads = self.size()?;
                     while self.take(',') {
                         threads = threads.saturating_mul(self.size()?);
                     }
-                    max_threads = Some(u32::try_from(threads).map_err(|_| self.fault("too many threads"))?);
+                    let threads = u32::try_from(threads).map_err(|_| self.fault("too many threads"))?;
+                    max_threads = Some(threads);
+                    exact = if required { Some(threads) } else { exact };
                 }
                 ".minnctapersm" | ".maxnreg" => {
                     self.size()?;
@@ -220,7 +224,7 @@ impl Parser {
             }
         }
         let body = self.body()?;
-        Ok(Entry { name, params, max_threads, body })
+        Ok(Entry { name, params, max_threads, threads: exact, body })
     }
 
     /// What follows the state space: `.align 16 .b8 name[64] = {..}`.

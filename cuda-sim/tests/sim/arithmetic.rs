@@ -4,11 +4,11 @@ use super::harness::{Random, Run};
 use half::{bf16, f16};
 
 /// Inputs of one instruction: three operands of 8 bytes a thread.
-type Operands = [u64; 3];
+pub type Operands = [u64; 3];
 
 /// Runs `instruction` over operands `%rd10..%rd12`, `%r10..%r12`, `%rs10..%rs12` (the same, low bits); the result is `%rd20`, `%r20`,
 /// `%rs20` or `%p1` by `width` 8, 4, 2 or 0.
-fn results(instruction: &str, width: u32, operands: &[Operands]) -> Vec<u64> {
+pub fn results(instruction: &str, width: u32, operands: &[Operands]) -> Vec<u64> {
     let result = match width {
         8 => "mov.b64 %rd21, %rd20;",
         4 => "cvt.u64.u32 %rd21, %r20;",
@@ -37,7 +37,7 @@ fn results(instruction: &str, width: u32, operands: &[Operands]) -> Vec<u64> {
 }
 
 #[track_caller]
-fn check(instruction: &str, width: u32, operands: &[Operands], expected: impl Fn(Operands) -> u64) {
+pub fn check(instruction: &str, width: u32, operands: &[Operands], expected: impl Fn(Operands) -> u64) {
     for (got, &x) in results(instruction, width, operands).into_iter().zip(operands) {
         let want = expected(x);
         assert_eq!(got, want, "{instruction} of {x:x?}: {got:#x} instead of {want:#x}");
@@ -45,7 +45,7 @@ fn check(instruction: &str, width: u32, operands: &[Operands], expected: impl Fn
 }
 
 /// Integers with their edges.
-fn integers() -> Vec<Operands> {
+pub fn integers() -> Vec<Operands> {
     let edges = [
         0,
         1,
@@ -78,7 +78,7 @@ fn integers() -> Vec<Operands> {
 }
 
 /// f32 with their edges, in the low half.
-fn floats() -> Vec<Operands> {
+pub fn floats() -> Vec<Operands> {
     let edges = [
         0.0,
         -0.0,
@@ -116,7 +116,7 @@ fn floats() -> Vec<Operands> {
     all
 }
 
-fn doubles() -> Vec<Operands> {
+pub fn doubles() -> Vec<Operands> {
     let wide = |x: u64| f64::from(f32::from_bits(x as u32)).to_bits();
     let mut all: Vec<Operands> = floats().into_iter().map(|x| x.map(wide)).collect();
     let mut random = Random(11);
@@ -125,7 +125,7 @@ fn doubles() -> Vec<Operands> {
 }
 
 /// Pairs of 16-bit floats from random bits.
-fn halves() -> Vec<Operands> {
+pub fn halves() -> Vec<Operands> {
     let mut random = Random(3);
     let mut all: Vec<Operands> = (0..1500).map(|_| [random.next(), random.next(), random.next()]).collect();
     let edges = [0u64, 0x8000, 0x3c00, 0x7c00, 0xfc00, 0x7bff, 1, 0x3f80, 0x7f80, 0x7f7f, 0x8001, 0x7fff];
@@ -135,16 +135,16 @@ fn halves() -> Vec<Operands> {
     all
 }
 
-fn f(x: u64) -> f32 {
+pub fn f(x: u64) -> f32 {
     f32::from_bits(x as u32)
 }
 
 /// NaN has one form.
-fn bits(x: f32) -> u64 {
+pub fn bits(x: f32) -> u64 {
     if x.is_nan() { 0x7fff_ffff } else { x.to_bits().into() }
 }
 
-fn d(x: u64) -> f64 {
+pub fn d(x: u64) -> f64 {
     f64::from_bits(x)
 }
 

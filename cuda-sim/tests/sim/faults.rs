@@ -33,7 +33,7 @@ const REVERSE: &str =
 
 #[test]
 fn a_dropped_barrier_is_a_race() {
-    mutant(REVERSE, "bar.sync 0;", "", 64, &["race", "line 1", "block (0, 0, 0), thread ("]);
+    mutant(REVERSE, "bar.sync 0;", "", 64, &["race: it ", "line 1", "block (0, 0, 0), thread ("]);
 }
 
 #[test]
@@ -62,7 +62,11 @@ fn lanes_in_step_are_not_ordered() {
 
 #[test]
 fn two_writes_of_one_byte_are_a_race() {
-    faults("mov.u64 %rd6, dyn; st.shared.u32 [%rd6], %r1;", 32, &["race: it writes shared memory", "wrote"]);
+    faults(
+        "mov.u64 %rd6, dyn; st.shared.u32 [%rd6], %r1;",
+        32,
+        &["race: it writes shared memory", "wrote in line 11"],
+    );
     faults(
         "mov.u64 %rd6, dyn; atom.shared.add.u32 %r2, [%rd6], 1; ld.shared.u32 %r3, [%rd6];",
         32,
@@ -247,9 +251,24 @@ fn blocks_do_not_depend_on_each_other() {
 #[test]
 fn global_memory_needs_barriers_too() {
     let body = "st.global.u32 [%rd5], %r1; bar.sync 0; sub.s64 %rd8, 252, %rd3; add.s64 %rd8, %rd2, %rd8; ld.global.u32 %r3, [%rd8];";
-    mutant(body, "bar.sync 0;", "", 64, &["race: it reads what warp", "no barrier between"]);
+    mutant(body, "bar.sync 0;", "", 64, &["race: it ", "no barrier between"]);
     let body = body.replace("ld.global.u32 %r3, [%rd8]", "st.global.u32 [%rd8], %r1");
-    mutant(&body, "bar.sync 0;", "bar.warp.sync -1;", 64, &["race: it writes what warp"]);
+    mutant(&body, "bar.sync 0;", "bar.warp.sync -1;", 64, &["race: it writes what"]);
+}
+
+#[test]
+fn global_memory_is_not_written_under_readers() {
+    // Every thread reads the mirrored word, then writes its own.
+    let body = "sub.s64 %rd8, 252, %rd3; add.s64 %rd8, %rd1, %rd8; ld.global.u32 %r3, [%rd8]; bar.sync 0; st.global.u32 [%rd4], %r3;
+        st.global.u32 [%rd5], %r3;";
+    mutant(body, "bar.sync 0;", "", 64, &["race: it "]);
+    // All read one word, and one thread of a warp, or of a block, writes it.
+    let body =
+        "ld.global.u32 %r3, [%rd1]; bar.warp.sync -1; st.global.u32 [%rd5], %r3; st.global.u32 [%rd5+128], 0;
+        setp.ne.u32 %p1, %r1, 0; @%p1 ret; st.global.u32 [%rd1], 7;";
+    mutant(body, "bar.warp.sync -1;", "", 32, &["race: it writes what warp 0 lane", "read, with no barrier"]);
+    let body = "ld.global.u32 %r3, [%rd1]; bar.sync 0; st.global.u32 [%rd5], %r3; setp.ne.u32 %p1, %r1, 0; @%p1 ret; st.global.u32 [%rd1], 7;";
+    mutant(body, "bar.sync 0;", "bar.warp.sync -1;", 64, &["race: it "]);
 }
 
 #[test]
@@ -300,6 +319,60 @@ fn devices_keep_their_memory() {
     assert!(launch(1, &params, 1025).unwrap_err().what.contains("block of [1025, 1, 1]"));
     memory.free(a).unwrap();
     assert!(launch(1, &params, 32).unwrap_err().what.contains("which was freed"));
+}
+
+#[test]
+fn launches_fit_their_kernels() {
+    let text = kernel("st.global.u32 [%rd5], %r1;");
+    let with = |directive: &str| Run::text(&text.replace("\n{\n", &format!("\n{directive}\n{{\n")), 64);
+    assert!(with(".maxntid 128, 1, 1").words(&[0], 64).is_ok());
+    assert!(with(".reqntid 64").words(&[0], 64).is_ok());
+    assert!(with(".maxntid 32").words(&[0], 64).unwrap_err().what.contains("more than its .maxntid"));
+    assert!(
+        with(".reqntid 128")
+            .words(&[0], 64)
+            .unwrap_err()
+            .what
+            .contains("64 threads a block, where .reqntid is 128")
+    );
+    let mut run = with("");
+    run.shared = 228 << 10;
+    assert!(run.words(&[0], 64).unwrap_err().what.contains("227 KiB"));
+    run.shared = 0;
+    run.grid = [1, 65536, 1];
+    assert!(run.words(&[0], 64).unwrap_err().what.contains("grid of [1, 65536, 1]"));
+}
+
+#[test]
+fn devices_run_at_the_same_time() {
+    let module =
+        Module::load(&kernel("ld.global.u32 %r2, [%rd4]; add.u32 %r2, %r2, 1; st.global.u32 [%rd4], %r2;"))
+            .unwrap();
+    let memory = Memory::new();
+    std::thread::scope(|scope| {
+        for device in 0..4 {
+            let (module, memory) = (&module, &memory);
+            scope.spawn(move || {
+                let a = memory.alloc(device, 256).unwrap();
+                memory.set(a, 0, 256).unwrap();
+                let params = [a.to_le_bytes().to_vec(), a.to_le_bytes().to_vec()];
+                for seed in 0..50 {
+                    let kernel = module.kernel("k").unwrap();
+                    let launch = Launch {
+                        kernel,
+                        device,
+                        grid: [1; 3],
+                        block: [64, 1, 1],
+                        shared: 0,
+                        params: &params,
+                        seed,
+                    };
+                    run(memory, &launch).unwrap();
+                }
+                assert!(memory.read(a, 256).unwrap().chunks(4).all(|x| x == [50, 0, 0, 0]));
+            });
+        }
+    });
 }
 
 #[test]

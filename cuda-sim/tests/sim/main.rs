@@ -6,4 +6,7 @@ mod damaged;
 mod faults;
 mod harness;
 mod matrices;
+mod memory_forms;
+mod random_control;
+mod rarer;
 mod warps;
