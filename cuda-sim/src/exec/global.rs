@@ -85,14 +85,10 @@ impl<'a> Globals<'a> {
     ) -> Result<(), String> {
         let first = spot.offset / self.grain;
         let last = (spot.offset + bytes - 1) / self.grain;
-        let trace = &mut self.traces[spot.allocation];
-        for n in first..=last {
-            trace.note(races, n, user, how).map_err(|what| {
-                let at = self.allocations[spot.allocation].start + (n * self.grain) as u64;
-                format!("{what}: {at:#x} of global memory")
-            })?;
-        }
-        Ok(())
+        self.traces[spot.allocation].note(races, first..=last, user, how).map_err(|(n, what)| {
+            let at = self.allocations[spot.allocation].start + (n * self.grain) as u64;
+            format!("{what}: {at:#x} of global memory")
+        })
     }
 
     /// Addresses that were read, and those that were written, in whole cells: sorted, apart from each other. Atomics do both.

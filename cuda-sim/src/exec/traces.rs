@@ -1,6 +1,7 @@
 //! Who used the cells of an allocation in a launch, and which uses collide.
 
 use super::race::{Races, Thread};
+use std::ops::RangeInclusive;
 
 /// Cells of a page of traces.
 pub(super) const PAGE: usize = 1024;
@@ -65,12 +66,13 @@ enum Spread {
     Block,
 }
 
-/// The page of a cell, made if there is none.
-fn page<T: Copy + Default>(pages: &mut Pages<T>, cell: usize) -> &mut T {
-    if pages.len() <= cell / PAGE {
-        pages.resize_with(cell / PAGE + 1, || None);
+/// A page, made if there is none.
+#[inline]
+fn page<T: Copy + Default>(pages: &mut Pages<T>, number: usize) -> &mut [T; PAGE] {
+    if pages.len() <= number {
+        pages.resize_with(number + 1, || None);
     }
-    &mut pages[cell / PAGE].get_or_insert_with(|| Box::new([T::default(); PAGE]))[cell % PAGE]
+    pages[number].get_or_insert_with(|| Box::new([T::default(); PAGE]))
 }
 
 fn cell<T: Copy + Default>(pages: &Pages<T>, cell: usize) -> T {
@@ -78,29 +80,57 @@ fn cell<T: Copy + Default>(pages: &Pages<T>, cell: usize) -> T {
 }
 
 impl Trace {
-    /// Notes a use of a cell. The error says with which other it collides.
+    /// Notes a use of some cells. The error says at which it collides, and with what.
     #[inline]
-    pub(super) fn note(&mut self, races: &Races, n: usize, user: User, how: Use) -> Result<(), String> {
+    pub(super) fn note(
+        &mut self,
+        races: &Races,
+        cells: RangeInclusive<usize>,
+        user: User,
+        how: Use,
+    ) -> Result<(), (usize, String)> {
+        let (mut n, last) = cells.into_inner();
+        while n <= last {
+            let number = n / PAGE;
+            let end = last.min(number * PAGE + PAGE - 1);
+            // Most is only ever read.
+            if how == Use::Read && self.writers.get(number).is_none_or(Option::is_none) {
+                let readers = page(&mut self.readers, number);
+                for reader in &mut readers[n % PAGE..=end % PAGE] {
+                    if !reader.covers(races, user) {
+                        *reader = reader.joined(races, user, false);
+                    }
+                }
+            } else {
+                for n in n..=end {
+                    self.note_cell(races, n, user, how).map_err(|what| (n, what))?;
+                }
+            }
+            n = end + 1;
+        }
+        Ok(())
+    }
+
+    fn note_cell(&mut self, races: &Races, n: usize, user: User, how: Use) -> Result<(), String> {
         let me = user.block + 1;
         let (writer, reader) = (cell(&self.writers, n), cell(&self.readers, n));
         let now = races.now(user.thread);
-        if how == Use::Read && writer.block == 0 && reader.is(me, user.thread, now) {
-            return Ok(());
-        }
         if let Some(what) = writer.collision(races, user, how).or_else(|| reader.collision(races, user, how))
         {
             return Err(what);
         }
         if matches!(how, Use::Read | Use::ReadConstant) {
-            *page(&mut self.readers, n) = reader.joined(races, user, how == Use::ReadConstant);
+            page(&mut self.readers, n / PAGE)[n % PAGE] =
+                reader.joined(races, user, how == Use::ReadConstant);
             return Ok(());
         }
         let block = if how == Use::Write { me } else { join(writer.block, me) | FLAG };
         let (thread, line) = (user.thread.number(), races.line);
-        *page(&mut self.writers, n) = Writer { block, time: now, thread, line };
+        page(&mut self.writers, n / PAGE)[n % PAGE] = Writer { block, time: now, thread, line };
         if reader.block != 0 {
             // What comes after this write comes after what its block read before.
-            *page(&mut self.readers, n) = Reader { time: 0, spread: Spread::Thread, ..reader };
+            page(&mut self.readers, n / PAGE)[n % PAGE] =
+                Reader { time: 0, spread: Spread::Thread, ..reader };
         }
         Ok(())
     }
@@ -156,13 +186,19 @@ impl Writer {
 }
 
 impl Reader {
-    /// Whether it is this thread alone, since its warp last synchronised.
+    /// Whether another read by this thread would change nothing.
     #[inline]
-    fn is(self, me: u32, thread: Thread, now: u32) -> bool {
-        self.block == me
-            && self.time == now
-            && self.spread == Spread::Thread
-            && self.thread == thread.number()
+    fn covers(self, races: &Races, user: User) -> bool {
+        if self.block & !FLAG == MANY {
+            return true;
+        }
+        let other = Thread::of(self.thread);
+        let since = match self.spread {
+            Spread::Thread => self.thread == user.thread.number() && self.time == races.now(user.thread),
+            Spread::Warp => other.warp == user.thread.warp && self.time == races.now(user.thread),
+            Spread::Block => self.time == races.barriers(),
+        };
+        self.block & !FLAG == user.block + 1 && since
     }
 
     /// Whether all its reads happened before what this thread does now. It is of the same block.

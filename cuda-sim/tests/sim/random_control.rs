@@ -26,13 +26,16 @@ fn draw(random: &mut Random, depth: u32) -> Vec<Statement> {
     (0..1 + random.next() % 4)
         .map(|_| match random.next() % 8 {
             0 | 1 if depth > 0 => {
-                let other = if random.next() % 2 == 0 { Vec::new() } else { draw(random, depth - 1) };
+                let other =
+                    if random.next().is_multiple_of(2) { Vec::new() } else { draw(random, depth - 1) };
                 Statement::If(condition(random), draw(random, depth - 1), other)
             }
             2 | 3 if depth > 0 => {
                 Statement::Loop(1 + random.next() as u32 % 5, condition(random), draw(random, depth - 1))
             }
-            4 if random.next() % 4 == 0 => Statement::Leave(Condition(random.next() % REGISTERS, 31)),
+            4 if random.next().is_multiple_of(4) => {
+                Statement::Leave(Condition(random.next() % REGISTERS, 31))
+            }
             _ => {
                 let op = ["add.u32", "xor.b32", "sub.u32", "mul.lo.u32"][random.next() as usize % 4];
                 Statement::Set(register(random), op, register(random), register(random))

@@ -163,6 +163,10 @@ fn functions_of_halves() {
         let y = flush(f16::from_f32(flush(h(a)).to_f32() * flush(h(b)).to_f32()));
         if y.is_nan() { 0x7fff } else { y.to_bits().into() }
     });
+    let b = |x: u64| bf16::from_bits(x as u16).to_f32();
+    check("add.rn.f32.f16 %r20, %rs10, %r11;", 4, &x, |[a, b, _]| bits(h(a).to_f32() + f(b)));
+    check("sub.rn.f32.bf16 %r20, %rs10, %r11;", 4, &x, |[a, c, _]| bits(b(a) - f(c)));
+    check("fma.rn.f32.bf16 %r20, %rs10, %rs11, %r12;", 4, &x, |[a, c, e]| bits(b(a).mul_add(b(c), f(e))));
     check("cvt.rn.f16x2.f32 %r20, %r10, %r11;", 4, &floats(), |[a, b, _]| {
         let one = |x: u64| if f(x).is_nan() { 0x7fff } else { u64::from(f16::from_f32(f(x)).to_bits()) };
         one(a) << 16 | one(b)

@@ -57,7 +57,9 @@ fn noticed(text: &str, cases: &[Case]) -> bool {
 
 /// Why a mutant may go unnoticed.
 const EMPTY_GROUP: &str = "a group more, from the row's end to the row's end: it has no element";
-const ONE_BY_ONE: &str = "the last whole group is done element by element, in the same order";
+const ONE_BY_ONE: &str = "the last whole groups are done one by one or element by element, in the same order";
+const TWO_TURNS: &str =
+    "a loop of two turns whose end lies four elements behind the second: it is never met exactly";
 const FEW_WARPS: &str = "a block has 16 warps at most: lanes 16 to 31 hold what changes nothing, and a maximum may be taken twice";
 const ALL_EQUAL: &str = "all lanes have the same value after the shuffles, but for the sign of zero";
 
@@ -90,7 +92,7 @@ fn reductions() -> Vec<Case> {
         Node::Binary(BinaryKind::Add, 11, 14),
     ]);
     kernel.stores[0].node = 15;
-    [7, 100, 260, 1030].into_iter().map(|n| rows_case(kernel.clone(), 4, n).0).collect()
+    [7, 100, 260, 1015, 1030].into_iter().map(|n| rows_case(kernel.clone(), 4, n).0).collect()
 }
 
 /// A single pass a row.
@@ -103,7 +105,7 @@ fn one_pass() -> Vec<Case> {
         case.strides = vec![n as i64, 1, 1, 0];
         case
     };
-    [7, 100, 260, 1030].into_iter().map(case).collect()
+    [7, 100, 260, 1015, 1030].into_iter().map(case).collect()
 }
 
 /// Rows gathered from tables, one a row, at indices of which some are out of range, in two types.
@@ -152,11 +154,17 @@ fn broken_reductions_in_two_passes_are_noticed() {
         &reductions(),
         &[
             ("setp.ge.s64", 1, EMPTY_GROUP),
-            ("setp.ge.s64", 4, EMPTY_GROUP),
-            ("setp.ge.s64", 6, EMPTY_GROUP),
+            ("setp.ge.s64", 2, TWO_TURNS),
+            ("setp.ge.s64", 5, EMPTY_GROUP),
+            ("setp.ge.s64", 6, TWO_TURNS),
+            ("setp.ge.s64", 8, EMPTY_GROUP),
+            ("setp.ge.s64", 9, TWO_TURNS),
             ("setp.le.s64", 0, ONE_BY_ONE),
             ("setp.le.s64", 1, ONE_BY_ONE),
             ("setp.le.s64", 2, ONE_BY_ONE),
+            ("setp.gt.s64", 0, ONE_BY_ONE),
+            ("setp.gt.s64", 1, ONE_BY_ONE),
+            ("setp.gt.s64", 2, ONE_BY_ONE),
             (", 16, 31, -1;", 3, FEW_WARPS),
             (", 0, 31, -1;", 0, ALL_EQUAL),
             (", 0, 31, -1;", 1, ALL_EQUAL),
@@ -169,7 +177,13 @@ fn broken_reductions_in_two_passes_are_noticed() {
 fn broken_reductions_in_one_pass_are_noticed() {
     check(
         &one_pass(),
-        &[("setp.ge.s64", 1, EMPTY_GROUP), ("setp.le.s64", 0, ONE_BY_ONE), (", 0, 31, -1;", 0, ALL_EQUAL)],
+        &[
+            ("setp.ge.s64", 1, EMPTY_GROUP),
+            ("setp.ge.s64", 2, TWO_TURNS),
+            ("setp.le.s64", 0, ONE_BY_ONE),
+            ("setp.gt.s64", 0, ONE_BY_ONE),
+            (", 0, 31, -1;", 0, ALL_EQUAL),
+        ],
     );
 }
 

@@ -23,10 +23,7 @@ impl<'c> Fused<'_, 'c> {
         let ir = self.ir;
         let end = ir.add(at, ir.long(VECTOR as i64));
         let whole = ir.icmp(super::IP::SLE, end.into(), self.lanes().into());
-        let vector = || {
-            let values = self.whole_group(row, pass, at);
-            values.iter().fold(state.to_vec(), |state, values| fold(&state, values))
-        };
+        let vector = || self.whole_groups(row, pass, &[at], state, fold);
         let single = || {
             let end = self.least(end, self.lanes());
             self.entry
@@ -69,10 +66,40 @@ impl<'c> Fused<'_, 'c> {
         self.store_element(row, store, value, index, at);
     }
 
-    /// Works out and stores a group that exists whole, at aligned addresses.
-    fn whole_group(&self, row: &Row<'c>, pass: &Pass, at: IntValue<'c>) -> Vec<Vec<Option<V<'c>>>> {
+    /// The same for two groups `step` elements apart: where both are whole, all loads of both come first.
+    pub(super) fn two_groups(
+        &self,
+        row: &Row<'c>,
+        pass: &Pass,
+        aligned: V<'c>,
+        (at, step): (IntValue<'c>, IntValue<'c>),
+        state: &[V<'c>],
+        fold: Fold<'_, 'c>,
+    ) -> Vec<V<'c>> {
         let ir = self.ir;
-        let places: Vec<IntValue> = (0..VECTOR as i64).map(|i| ir.add(at, ir.long(i))).collect();
+        let second = ir.add(at, step);
+        let end = ir.add(second, ir.long(VECTOR as i64));
+        let whole = ir.icmp(super::IP::SLE, end.into(), self.lanes().into());
+        let together = || self.whole_groups(row, pass, &[at, second], state, fold);
+        let apart = || {
+            self.entry
+                .count(at, end, step, state, |at, state| self.group(row, pass, aligned, at, state, fold))
+        };
+        self.entry.choose(ir.bin(Op::And, whole, aligned), together, apart)
+    }
+
+    /// Works out, stores and folds groups that exist whole, at aligned addresses.
+    fn whole_groups(
+        &self,
+        row: &Row<'c>,
+        pass: &Pass,
+        groups: &[IntValue<'c>],
+        state: &[V<'c>],
+        fold: Fold<'_, 'c>,
+    ) -> Vec<V<'c>> {
+        let ir = self.ir;
+        let places: Vec<IntValue> =
+            groups.iter().flat_map(|&at| (0..VECTOR as i64).map(move |i| ir.add(at, ir.long(i)))).collect();
         let mut values = vec![row.values.clone(); places.len()];
         for &node in &pass.nodes {
             let site = row.load_sites[node as usize];
@@ -82,7 +109,9 @@ impl<'c> Fused<'_, 'c> {
                 _ => None,
             };
             let results: Vec<V> = match vector.filter(|&a| self.lane(a) == Lane::Unit) {
-                Some(access) => self.load_group(row, access, site, at),
+                Some(access) => {
+                    groups.iter().flat_map(|&at| self.load_group(row, access, site, at)).collect()
+                }
                 None => {
                     let each = values.iter().zip(&places);
                     each.map(|(values, &at)| self.element_node(row, values, node, at)).collect()
@@ -94,13 +123,15 @@ impl<'c> Fused<'_, 'c> {
             let access = self.kernel.stores[store].access;
             if self.lane(access) == Lane::Unit && self.store_base(row, store).is_some() {
                 let node = self.kernel.stores[store].node as usize;
-                let group: Vec<V> = values.iter().map(|v| v[node].unwrap_or(ir.cf(0, 0.0))).collect();
-                self.store_group(row, store, &group, at);
+                for (values, &at) in values.chunks(VECTOR as usize).zip(groups) {
+                    let group: Vec<V> = values.iter().map(|v| v[node].unwrap_or(ir.cf(0, 0.0))).collect();
+                    self.store_group(row, store, &group, at);
+                }
             } else {
                 values.iter().zip(&places).for_each(|(v, &at)| self.store_single(row, v, store, at));
             }
         }
-        values
+        values.iter().fold(state.to_vec(), |state, values| fold(&state, values))
     }
 
     /// Stores to accesses that are written once a row, and the others.

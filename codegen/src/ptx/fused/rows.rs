@@ -8,11 +8,15 @@
 
 use super::row::Row;
 use super::{Fused, IP, IntValue, Op, PointerValue, Special, V};
+use crate::emit::cost;
 use crate::emit::order::{live, reductions};
 use pcc_ir::gpu::{WARP, fused::VECTOR};
 use pcc_ir::kernel::{Node, NodeId};
 use pcc_ir::types::ReduceKind;
 
+/// Work and loads of a pass for an element, at most, for which a thread takes two groups at a time: it waits for memory half as often, which is
+/// what a single row of a decode step spends its time on. More would take registers of which two blocks could not have enough.
+const UNROLLED: (u32, usize) = (12, 2);
 /// Warps of a block, at most.
 const WARPS: u32 = 32;
 
@@ -58,8 +62,16 @@ impl<'c> Fused<'_, 'c> {
         let first = ir.mul(self.entry.place(Special::Thread), vector);
         let step = ir.mul(self.entry.place(Special::Threads), vector);
         let aligned = self.aligned(row, pass);
-        self.entry.count(first, self.lanes(), step, state, |at, state| {
-            self.group(row, pass, aligned, at, state, fold)
+        let nodes = || pass.nodes.iter().map(|&n| &self.kernel.nodes[n as usize]);
+        let work: u32 = nodes().map(cost).sum();
+        let loads = nodes().filter(|n| matches!(n, Node::Load(_) | Node::LoadAt { .. })).count();
+        if work > UNROLLED.0 || loads > UNROLLED.1 {
+            return self.entry.count(first, self.lanes(), step, state, |at, state| {
+                self.group(row, pass, aligned, at, state, fold)
+            });
+        }
+        self.entry.count(first, self.lanes(), ir.add(step, step), state, |at, state| {
+            self.two_groups(row, pass, aligned, (at, step), state, fold)
         })
     }
 

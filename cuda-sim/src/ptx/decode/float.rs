@@ -51,6 +51,12 @@ impl Decoder<'_> {
                 let also =
                     Also { ftz: m.take("ftz"), sat: m.take("sat"), relu: name == "fma" && m.take("relu") };
                 let kind = m.kind()?;
+                if kind == F32 && !also.ftz && !also.relu && matches!(name, "add" | "sub" | "fma") {
+                    let half = m.take("f16").then_some(F16).or_else(|| m.take("bf16").then_some(BF16));
+                    if let Some(half) = half {
+                        return self.mixed(name, half, also, operands).map(|()| true);
+                    }
+                }
                 let f = if name == "fma" || name == "mad" {
                     fused(element(kind))
                 } else {
@@ -170,6 +176,22 @@ impl Decoder<'_> {
             return Err("unknown modifier .ftz, or it is missing".into());
         }
         self.apply(f.map(Function::One), kind, also, operands)
+    }
+
+    /// `add`, `sub` and `fma` of f32 whose operands but the last are halves.
+    fn mixed(&mut self, name: &str, half: Type, also: Also, operands: &[Operand]) -> Decoded<()> {
+        let f = if name == "fma" { fused(F32) } else { sum(name, F32) }.ok_or("unknown type")?;
+        let [d, halves @ .., c] = operands else { return Err("no operands".into()) };
+        let wide = if half == F16 { one!(|a: f16| a.to_f32()) } else { one!(|a: bf16| a.to_f32()) };
+        let mut sources = Vec::new();
+        for a in halves {
+            let (a, d) = (self.value(a, half)?, self.scratch());
+            self.push(Op::One { f: wide, d, a, bytes: 4 });
+            sources.push(d);
+        }
+        sources.push(self.value(c, F32)?);
+        let d = self.result(d, F32)?;
+        self.element(f, F32, also, d, &sources)
     }
 
     fn extreme_of_three(&mut self, name: &str, nan: bool, also: Also, operands: &[Operand]) -> Decoded<()> {

@@ -1,6 +1,6 @@
 //! Attention against its formula in f64.
 
-use super::data::{Data, Device, View, rounding};
+use super::data::{Data, Device, View, rounded_off, rounding};
 use super::ptx;
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::{Arch, LibraryKernel, Shape, f32_param};
@@ -158,7 +158,7 @@ impl Case {
             let (want, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
             // Weights are rounded to 16 bits on tensor cores, scores and sums to f32.
             let weight = if kernel.path == AttentionPath::Simt { 0.0 } else { rounding(dtype) };
-            (want, size * (1.01 * weight + 1e-5) + 1.01 * rounding(dtype) * want.abs() + 1e-30)
+            (want, size * (1.01 * weight + 1e-5) + rounded_off(dtype, want))
         })
     }
 }
@@ -203,17 +203,17 @@ fn flags(plain: AttentionKernel) -> [AttentionKernel; 7] {
 }
 
 /// Every third key is padding, and the first row of the batch begins late.
-fn with_holes(b: u64, t: u64) -> i64 {
+pub(super) fn with_holes(b: u64, t: u64) -> i64 {
     if t % 3 == 1 || (b == 0 && t < 4) { -1 } else { t as i64 - 1 }
 }
 
 /// A cache of which the first 21 keys are there.
-fn cache(_: u64, t: u64) -> i64 {
+pub(super) fn cache(_: u64, t: u64) -> i64 {
     if t < 21 { t as i64 } else { -1 }
 }
 
 /// Keys from the last to the first.
-fn backwards(_: u64, t: u64) -> i64 {
+pub(super) fn backwards(_: u64, t: u64) -> i64 {
     200 - t as i64
 }
 

@@ -25,6 +25,12 @@ pub(super) fn rounding(dtype: DType) -> f64 {
     }
 }
 
+/// The largest difference by which a result of a type may be off a number.
+pub(super) fn rounded_off(dtype: DType, x: f64) -> f64 {
+    let least = if dtype == DType::F16 { f64::powi(2.0, -25) } else { 1e-30 };
+    (1.01 * rounding(dtype) * x.abs()).max(least)
+}
+
 fn encode(dtype: DType, x: f64) -> Vec<u8> {
     match dtype {
         DType::F64 => x.to_le_bytes().to_vec(),

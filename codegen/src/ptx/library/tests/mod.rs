@@ -4,6 +4,7 @@ mod attentions;
 mod data;
 mod mutants;
 mod products;
+mod random;
 
 use super::module;
 use crate::emit::tests::gpu::keep;

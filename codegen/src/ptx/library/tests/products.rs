@@ -1,6 +1,6 @@
 //! Matrix products against products in f64.
 
-use super::data::{Data, Device, View, rounding};
+use super::data::{Data, Device, View, rounded_off};
 use super::ptx;
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
 use pcc_ir::gpu::{Arch, LibraryKernel, Shape, f32_param};
@@ -70,7 +70,7 @@ impl Case {
             let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
             let (sum, size) = (sum * f64::from(alpha), size * f64::from(alpha).abs());
             // Every sum and the factor are rounded; tensor cores cut off what is below the last digit of the largest term.
-            let most = (k + 4) as f64 * f64::powi(2.0, -22) * size + 1.01 * rounding(kernel.c) * sum.abs();
+            let most = (k + 4) as f64 * f64::powi(2.0, -22) * size + rounded_off(kernel.c, sum);
             (sum, most)
         })
     }
