@@ -31,7 +31,7 @@ mod tests;
 
 pub use artifact::{Artifact, Contents, Levels};
 #[cfg(feature = "cuda")]
-pub use cuda::{GpuOptions, Gpus, describe_gpus};
+pub use cuda::{DenseProduct, GpuOptions, Gpus, Probe, describe_gpus};
 pub use eval::{Evaluation, Score, evaluate};
 pub use generate::{Generation, Timing, generate};
 pub use interpreter::Interpreter;

@@ -303,6 +303,33 @@ impl Drop for Event {
     }
 }
 
+/// Two points in a stream, and the time between them.
+pub(super) struct Timer([Event; 2]);
+
+impl Timer {
+    /// Starts behind what the stream has been given so far.
+    pub(super) fn start(stream: &Stream) -> Outcome<Self> {
+        let timed = || {
+            let made = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+            checked("cuEventCreate", made).map(Event)
+        };
+        let timer = Self([timed()?, timed()?]);
+        stream.record(&timer.0[0])?;
+        Ok(timer)
+    }
+
+    /// Seconds until all that the stream has been given is done; `settle` waits for the stream.
+    pub(super) fn stop<E>(self, stream: &Stream, settle: &dyn Fn() -> Result<(), E>) -> Result<Outcome<f64>, E> {
+        if let Err(failure) = stream.record(&self.0[1]) {
+            return Ok(Err(failure));
+        }
+        settle()?;
+        // SAFETY: both events live and have come to pass.
+        let elapsed = unsafe { result::event::elapsed(self.0[0].0, self.0[1].0) };
+        Ok(checked("cuEventElapsedTime", elapsed).map(|milliseconds| f64::from(milliseconds) / 1e3))
+    }
+}
+
 /// Recorded work.
 pub(super) struct Graph(sys::CUgraphExec);
 

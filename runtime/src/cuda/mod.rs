@@ -19,6 +19,7 @@ mod mirror;
 mod nccl;
 mod peers;
 mod plan;
+mod probe;
 mod ranges;
 mod rank;
 mod room;
@@ -26,6 +27,7 @@ mod weights;
 mod work;
 
 pub use load::Gpus;
+pub use probe::{DenseProduct, Probe};
 
 use crate::distribute::{self, HostSide};
 use crate::layout::{Apart, Layout, ParamSlice};
