@@ -319,7 +319,11 @@ impl Timer {
     }
 
     /// Seconds until all that the stream has been given is done; `settle` waits for the stream.
-    pub(super) fn stop<E>(self, stream: &Stream, settle: &dyn Fn() -> Result<(), E>) -> Result<Outcome<f64>, E> {
+    pub(super) fn stop<E>(
+        self,
+        stream: &Stream,
+        settle: &dyn Fn() -> Result<(), E>,
+    ) -> Result<Outcome<f64>, E> {
         if let Err(failure) = stream.record(&self.0[1]) {
             return Ok(Err(failure));
         }

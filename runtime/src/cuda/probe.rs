@@ -44,7 +44,8 @@ impl Probe {
         load::check_driver(arch)?;
         let context = Context::new(0).map_err(broken("GPU 0 cannot be used"))?;
         let module = Module::load(ptx).map_err(|refused| {
-            Diagnostic::run("the kernels cannot be loaded").why(format!("{}: {}", refused.failure, refused.log))
+            Diagnostic::run("the kernels cannot be loaded")
+                .why(format!("{}: {}", refused.failure, refused.log))
         })?;
         let stream = Stream::new().map_err(broken("no stream"))?;
         let blas = (*gpus == Gpus::Real).then(Blas::find).flatten();
@@ -128,7 +129,11 @@ impl Probe {
     ///
     /// # Errors
     /// It fails.
-    pub fn time_library_product(&mut self, p: &DenseProduct, repeats: u32) -> Result<Option<f64>, Diagnostic> {
+    pub fn time_library_product(
+        &mut self,
+        p: &DenseProduct,
+        repeats: u32,
+    ) -> Result<Option<f64>, Diagnostic> {
         let Some(mut blas) = self.blas.take() else { return Ok(None) };
         let product = product(p);
         let failed = |why| Diagnostic::run("cuBLASLt failed").why(why);
