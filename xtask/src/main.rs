@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod fuzz;
+mod gpu;
 mod kernels;
 mod model;
 mod npz;
@@ -22,7 +23,7 @@ use step::Steps;
 
 /// Every subcommand: its name, one line of help, and what it does. Usage, dispatch and the tidy check of the docs
 /// all read this one table.
-pub(crate) const COMMANDS: [(&str, &str, Run); 8] = [
+pub(crate) const COMMANDS: [(&str, &str, Run); 9] = [
     ("setup", "install LLVM 22 and what linking it needs", Run::Plain(setup::run)),
     (
         "demo",
@@ -41,6 +42,11 @@ pub(crate) const COMMANDS: [(&str, &str, Run); 8] = [
         "kernels",
         "assemble every GPU kernel of the tests, [--arch A]; registers, shared memory and occupancy of each",
         Run::WithArguments(kernels::run),
+    ),
+    (
+        "gpu",
+        "check and measure the CUDA target on a GPU; --simulated checks without one, --prepare FOLDER gathers what it needs",
+        Run::WithArguments(gpu::run),
     ),
     ("fuzz", "fuzz [TARGET] for --seconds N each, or try one --input FILE", Run::WithArguments(fuzz::run)),
 ];
