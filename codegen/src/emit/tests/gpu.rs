@@ -6,7 +6,6 @@ use pcc_cuda_sim::ptx::Module;
 use pcc_ir::codegen_protocol::{Cpu, Gpu, Request};
 use pcc_ir::gpu::{Arch, LibraryKernel};
 use pcc_ir::kernel::Kernel;
-use pcc_ir::types::DType;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
@@ -45,20 +44,10 @@ pub(crate) fn keep(kernels: &[Kernel], library: &[LibraryKernel]) {
 pub(super) fn check_all(cases: &[Case], tolerance: f64) {
     let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
     keep(&kernels, &[]);
-    let archs: Vec<Arch> = cases.iter().enumerate().map(|(i, case)| arch(i, &case.kernel)).collect();
-    for arch in Arch::ALL {
-        let cases: Vec<&Case> = cases.iter().zip(&archs).filter(|c| *c.1 == arch).map(|c| c.0).collect();
-        let kernels: Vec<Kernel> = cases.iter().map(|c| c.kernel.clone()).collect();
+    for (i, arch) in Arch::ALL.into_iter().enumerate() {
+        let of = || cases.iter().skip(i).step_by(Arch::ALL.len());
+        let kernels: Vec<Kernel> = of().map(|c| c.kernel.clone()).collect();
         let module = Module::load(&ptx(&kernels, &[], arch)).unwrap_or_else(|e| panic!("{arch:?}: {e}"));
-        cases.iter().for_each(|case| case.check_simulated(&module, tolerance));
-    }
-}
-
-/// The architecture that a kernel is tried on. For sm_100a LLVM adds f16 and f32 in one instruction, which the simulator does not know.
-fn arch(i: usize, kernel: &Kernel) -> Arch {
-    let arch = Arch::ALL[i % Arch::ALL.len()];
-    match arch {
-        Arch::Sm100a if kernel.accesses.iter().any(|a| a.dtype == DType::F16) => Arch::Sm90,
-        _ => arch,
+        of().for_each(|case| case.check_simulated(&module, tolerance));
     }
 }
