@@ -141,6 +141,18 @@ fn results_do_not_depend_on_the_order_of_streams() {
     ["2", "3", "4"].iter().for_each(|seed| assert_eq!(run(seed), first, "seed {seed}"));
 }
 
+/// The simulated machine has as many GPUs as a program needs.
+#[test]
+fn more_than_eight_simulated_gpus_equal_the_cpu() {
+    let place = folder();
+    let sizes = ["--tp", "6", "--pp", "2", "--seq", "8", "--batch", "2", "--dtype", "f32", "--target"];
+    let compiled = |target: &str| artifact("llama", &[&sizes[..], &[target]].concat());
+    let want = outputs(place.path(), &compiled("cpu"), "logits", &["--entry", "forward"]);
+    let run = ["--entry", "forward", "--device", "cuda-sim"];
+    let got = outputs(place.path(), &compiled("sm_100a"), "logits", &run);
+    assert!(distance(&got, &want).0 <= F32, "{:?}", distance(&got, &want));
+}
+
 /// Runs a command with variables of the simulator.
 fn with(place: &Path, args: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let mut command = command(place, args);

@@ -1,18 +1,19 @@
 //! What the simulated machine is, from the environment.
 
 use crate::mutant::Mutant;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Read once, when the library is first called.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// `PCC_SIM_DEVICES`, 8.
+    /// `PCC_SIM_DEVICES`, or else 8, or as many as [`want`] was told.
     pub devices: usize,
     /// `PCC_SIM_MEMORY`: bytes of each device, 2 GiB.
     pub memory: u64,
     /// `PCC_SIM_SEED`: of the order in which work that nothing orders is run.
     pub seed: u64,
-    /// `PCC_SIM_CAPABILITY`, `9.0`.
+    /// `PCC_SIM_CAPABILITY`, or what [`want`] was told, or else `9.0`.
     pub capability: (u32, u32),
     /// `PCC_SIM_RACES=off`: accesses that nothing orders are no faults, and show in values alone.
     pub races: bool,
@@ -25,6 +26,25 @@ pub struct Config {
     pub verbose: bool,
 }
 
+/// Devices that a machine has at most.
+const MOST: u64 = 1024;
+
+/// What the process asks for: devices, and their compute capability as major * 100 + minor.
+static WANTED: [AtomicU64; 2] = [AtomicU64::new(8), AtomicU64::new(900)];
+
+/// Lets the machine have at least so many devices, of this compute capability, unless the environment says otherwise: a program that knows what it
+/// needs asks before its first call.
+pub fn want(devices: u64, (major, minor): (u32, u32)) {
+    let [count, capability] = &WANTED;
+    count.fetch_max(devices.min(MOST), Ordering::Relaxed);
+    capability.store(u64::from(major) * 100 + u64::from(minor), Ordering::Relaxed);
+}
+
+fn wanted() -> (u64, (u32, u32)) {
+    let [count, capability] = WANTED.each_ref().map(|w| w.load(Ordering::Relaxed));
+    (count, ((capability / 100) as u32, (capability % 100) as u32))
+}
+
 impl Config {
     /// From a function that looks variables up. What cannot be read as said counts as not set.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Self {
@@ -34,10 +54,10 @@ impl Config {
             Some((major.parse().ok()?, minor.parse().ok()?))
         });
         Self {
-            devices: number("PCC_SIM_DEVICES").map_or(8, |n| n.min(1024) as usize),
+            devices: number("PCC_SIM_DEVICES").map_or(wanted().0, |n| n.min(MOST)) as usize,
             memory: number("PCC_SIM_MEMORY").unwrap_or(2 << 30),
             seed: number("PCC_SIM_SEED").unwrap_or(0),
-            capability: capability.unwrap_or((9, 0)),
+            capability: capability.unwrap_or(wanted().1),
             races: get("PCC_SIM_RACES").is_none_or(|s| s != "off"),
             timeout: Duration::from_millis(number("PCC_SIM_TIMEOUT_MS").unwrap_or(60_000)),
             mutant: get("PCC_SIM_MUTANT").as_deref().and_then(Mutant::parse),

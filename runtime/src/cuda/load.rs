@@ -25,11 +25,12 @@ static STAND_INS: OnceLock<Vec<Library>> = OnceLock::new();
 /// The fault that a simulated device found last, of the library that holds it.
 type LastFault = unsafe extern "C" fn(*mut c_char, usize) -> usize;
 
-/// Makes the driver's library available. The path of NCCL's library, if it is a given one.
+/// Makes the driver's library available. The path of NCCL's library, if it is a given one. A simulated machine gets `devices` GPUs that
+/// run code for the architecture, if nobody has said what it is.
 ///
 /// # Errors
 /// There is none, or what stands in for it is not there.
-pub(super) fn prepare(gpus: &Gpus) -> Result<Option<PathBuf>, Diagnostic> {
+pub(super) fn prepare(gpus: &Gpus, arch: Arch, devices: usize) -> Result<Option<PathBuf>, Diagnostic> {
     let folder = match gpus {
         Gpus::Simulated(folder) => folder,
         Gpus::Real => {
@@ -52,7 +53,19 @@ pub(super) fn prepare(gpus: &Gpus) -> Result<Option<PathBuf>, Diagnostic> {
         // Another thread may have been first: the same libraries then.
         let _ = STAND_INS.set(libraries);
     }
+    want(devices, arch.capability());
     Ok(Some(nccl))
+}
+
+/// Tells the stand-in, which decides what machine it is at its first call.
+fn want(devices: usize, (major, minor): (u32, u32)) {
+    type Want = unsafe extern "C" fn(u64, u32, u32);
+    let Some(library) = STAND_INS.get().and_then(|l| l.first()) else { return };
+    // SAFETY: the stand-in exports this function with this signature.
+    if let Ok(function) = unsafe { library.get::<Want>(b"pcc_sim_want\0") } {
+        // SAFETY: as above; it keeps numbers.
+        unsafe { function(devices as u64, major, minor) };
+    }
 }
 
 fn open(path: &Path) -> Result<Library, Diagnostic> {

@@ -101,7 +101,8 @@ impl Cluster {
                 .help("compile it with --target sm_90, for instance")
         })?;
         check_form(&program)?;
-        let nccl = load::prepare(&options.gpus)?;
+        let gpus = program.mesh.devices().div_ceil(options.ranks_per_device.max(1));
+        let nccl = load::prepare(&options.gpus, arch, gpus)?;
         let present = load::check_driver(arch)?;
         let Apart { layout, slices, bytes } = Layout::apart(&program)?;
         let plan = Arc::new(Plan::new(program, layout));
@@ -257,7 +258,7 @@ impl Drop for Cluster {
 /// # Errors
 /// There is no driver, or it does not answer.
 pub fn describe_gpus() -> Result<Vec<String>, Diagnostic> {
-    load::prepare(&Gpus::Real)?;
+    load::prepare(&Gpus::Real, Arch::Sm80, 0)?;
     let present = load::check_driver(Arch::Sm80)?;
     let broken = |e: driver::Failure| Diagnostic::run("a GPU cannot be used").why(e.to_string());
     let describe = |ordinal: usize| {

@@ -40,7 +40,7 @@ impl Probe {
     /// # Errors
     /// There is none, or it does not take the PTX.
     pub fn open(gpus: &Gpus, arch: Arch, ptx: &str) -> Result<Self, Diagnostic> {
-        load::prepare(gpus)?;
+        load::prepare(gpus, arch, 1)?;
         load::check_driver(arch)?;
         let context = Context::new(0).map_err(broken("GPU 0 cannot be used"))?;
         let module = Module::load(ptx).map_err(|refused| {

@@ -167,6 +167,12 @@ pub extern "C" fn pcc_sim_last_fault(buffer: *mut c_char, length: usize) -> usiz
     message.len()
 }
 
+/// The machine gets at least so many devices of this compute capability, if the environment does not say otherwise. To be called before anything else.
+#[unsafe(no_mangle)]
+pub extern "C" fn pcc_sim_want(devices: u64, major: u32, minor: u32) {
+    crate::config::want(devices, (major, minor));
+}
+
 /// Functions that the simulator does not have.
 macro_rules! unsupported {
     ($($name:ident)*) => {
