@@ -102,6 +102,15 @@ impl Session {
         Ok(Self { backend: Backend::Gpu(cluster), trace: None, poison: false })
     }
 
+    /// Whether this process speaks for all: of several that run one program together, one shows and writes the results.
+    pub fn is_first(&self) -> bool {
+        match &self.backend {
+            Backend::Cpu(_) => true,
+            #[cfg(feature = "cuda")]
+            Backend::Gpu(cluster) => cluster.is_first(),
+        }
+    }
+
     /// The loaded program.
     pub fn program(&self) -> &Program {
         self.backend.host().program()

@@ -73,6 +73,49 @@ impl Mirror {
         specs.iter().enumerate().filter_map(of).flatten().collect()
     }
 
+    /// A device's outputs as they are sent to other processes: its number, then for each range its offset, its length and its bytes.
+    pub(super) fn packed(&self, device: usize, entry: usize, micro_batches: &[usize]) -> Vec<u8> {
+        let (here, there) = self.starts[device];
+        let mut packed = (device as u64).to_le_bytes().to_vec();
+        for (at, len) in self.outputs(device, entry, micro_batches) {
+            packed.extend(at.to_le_bytes());
+            packed.extend((len as u64).to_le_bytes());
+            let first = packed.len();
+            packed.resize(first + len, 0);
+            self.memory.window(here + (at as usize - there), len).read(0, &mut packed[first..]);
+        }
+        packed
+    }
+
+    /// Takes what another process has packed.
+    ///
+    /// # Errors
+    /// It is no such thing: ranges lie outside the device's outputs.
+    pub(super) fn unpack(&self, packed: &[u8]) -> Result<(), Diagnostic> {
+        let wrong = || Diagnostic::run("another rank sent outputs of another program");
+        let number = |bytes: &mut &[u8]| -> Option<u64> {
+            let (first, rest) = bytes.split_first_chunk::<8>()?;
+            *bytes = rest;
+            Some(u64::from_le_bytes(*first))
+        };
+        let mut rest = packed;
+        let device =
+            number(&mut rest).and_then(|d| usize::try_from(d).ok()).filter(|&d| d < self.starts.len());
+        let device = device.ok_or_else(wrong)?;
+        let (io, start) = (self.plan.layout.io_of(device), self.starts[device].1 as u64);
+        while !rest.is_empty() {
+            let (at, len) = (number(&mut rest).ok_or_else(wrong)?, number(&mut rest).ok_or_else(wrong)?);
+            let inside =
+                at.checked_sub(start).and_then(|o| o.checked_add(len)).is_some_and(|e| e <= io.len as u64);
+            let Some((bytes, after)) = rest.split_at_checked(len as usize).filter(|_| inside) else {
+                return Err(wrong());
+            };
+            self.write(device, at, bytes);
+            rest = after;
+        }
+        Ok(())
+    }
+
     /// Takes what a device has at an offset of its memory.
     pub(super) fn write(&self, device: usize, at: u64, bytes: &[u8]) {
         let (here, there) = self.starts[device];

@@ -25,6 +25,7 @@ mod rank;
 mod room;
 mod weights;
 mod work;
+mod world;
 
 pub use load::Gpus;
 pub use probe::{DenseProduct, Probe};
@@ -47,6 +48,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use world::{Assembly, World};
 
 /// How to run on GPUs.
 #[derive(Clone, Debug)]
@@ -70,11 +72,15 @@ pub(crate) struct Cluster {
     mirror: Arc<Mirror>,
     meeting: Arc<Meeting>,
     control: Arc<Control>,
+    /// The ranks of this process.
     ranks: Vec<Worker>,
+    /// The other processes, if a launcher started several: each has one rank.
+    assembly: Option<Assembly>,
 }
 
 /// A rank's thread, and how to talk with it.
 struct Worker {
+    device: usize,
     commands: Option<SyncSender<Command>>,
     replies: Receiver<Result<(), Stopped>>,
     thread: Option<JoinHandle<()>>,
@@ -107,22 +113,28 @@ impl Cluster {
         let Apart { layout, slices, bytes } = Layout::apart(&program)?;
         let plan = Arc::new(Plan::new(program, layout));
         plan.check_messages()?;
-        let ordinals = weights::place(&plan, options, present)?;
         let local = options.ranks_per_device > 1;
+        let world = if local { None } else { World::find(|name| std::env::var(name).ok())? };
+        let ordinals = weights::place(&plan, options, world.as_ref(), present)?;
         weights::check_devices(&plan, arch, &ordinals, &bytes, local)?;
+        let control = Arc::new(Control::new(cancel, options.patience));
+        let assembly = world.as_ref().map(|world| {
+            Assembly::meet(world, &plan.program.target.object_digest, options.patience, &control)
+        });
+        let assembly = assembly.transpose()?;
         let circles = plan.circles();
         let meeting = if local || circles.values().all(|&members| members <= 1) {
             Meeting::local(&circles)
         } else {
-            let broken = |why: String| Diagnostic::run("NCCL cannot be used").why(why);
-            Meeting::nccl(Nccl::load(nccl)?, &circles).map_err(broken)?
+            let names = |own: &[u8]| assembly.as_ref().map_or_else(|| Ok(own.to_vec()), |a| a.share(own));
+            Meeting::nccl(Nccl::load(nccl)?, &circles, &names)?
         };
         let mirror = Arc::new(Mirror::new(plan.clone())?);
-        let control = Arc::new(Control::new(cancel, options.patience));
-        let mut cluster = Self { plan, mirror, meeting: Arc::new(meeting), control, ranks: Vec::new() };
+        let meeting = Arc::new(meeting);
+        let mut cluster = Self { plan, mirror, meeting, control, ranks: Vec::new(), assembly };
         let ptx: Arc<str> = ptx.into();
-        for (device, (&ordinal, &bytes)) in ordinals.iter().zip(&bytes).enumerate() {
-            cluster.start(device, ordinal, bytes, ptx.clone(), options.gpus == Gpus::Real)?;
+        for (&device, &ordinal) in &ordinals {
+            cluster.start(device, ordinal, bytes[device], ptx.clone(), options.gpus == Gpus::Real)?;
         }
         cluster.await_all()?;
         cluster.load(&slices, weights, progress)?;
@@ -154,45 +166,56 @@ impl Cluster {
         let thread = thread.spawn(move || station.serve(&orders, &answers)).map_err(|e| {
             Diagnostic::run(format!("a thread for rank {device} cannot be started")).why(e.to_string())
         })?;
-        self.ranks.push(Worker { commands: Some(commands), replies, thread: Some(thread) });
+        self.ranks.push(Worker { device, commands: Some(commands), replies, thread: Some(thread) });
         Ok(())
     }
 
     /// Waits for an answer of every rank.
     fn await_all(&self) -> Result<(), Diagnostic> {
         let mut ended = false;
-        for (device, rank) in self.ranks.iter().enumerate() {
+        for rank in &self.ranks {
             match rank.replies.recv() {
                 Ok(Ok(())) => {}
                 Ok(Err(Stopped)) => ended = true,
                 Err(_) => {
                     ended = true;
-                    self.control.fail(Diagnostic::internal(format!("rank {device} ended without a word")));
+                    let why = format!("rank {} ended without a word", rank.device);
+                    self.control.fail(Diagnostic::internal(why));
                 }
             }
         }
-        match (ended, self.control.failure()) {
-            (false, _) => Ok(()),
-            (true, Some(failure)) => Err(failure),
-            (true, None) => Err(Diagnostic::internal("a rank stopped without a reason")),
+        if !ended {
+            return Ok(());
         }
+        let unknown = || Diagnostic::internal("a rank stopped without a reason");
+        let failure = self.control.failure().unwrap_or_else(unknown);
+        if let Some(assembly) = &self.assembly {
+            assembly.tell_failure(&failure);
+        }
+        Err(failure)
+    }
+
+    fn gone(&self, rank: &Worker) -> Diagnostic {
+        let unknown = || Diagnostic::internal(format!("rank {} is gone", rank.device));
+        self.control.failure().unwrap_or_else(unknown)
     }
 
     /// Tells a rank what to do.
-    fn tell(&self, device: usize, command: Command) -> Result<(), Diagnostic> {
-        let told = self.ranks[device].commands.as_ref().map(|c| c.send(command));
-        match told {
+    fn tell(&self, rank: &Worker, command: Command) -> Result<(), Diagnostic> {
+        match rank.commands.as_ref().map(|c| c.send(command)) {
             Some(Ok(())) => Ok(()),
-            _ => Err(self
-                .control
-                .failure()
-                .unwrap_or_else(|| Diagnostic::internal(format!("rank {device} is gone")))),
+            _ => Err(self.gone(rank)),
         }
     }
 
     fn tell_all(&self, command: impl Fn() -> Command) -> Result<(), Diagnostic> {
-        (0..self.ranks.len()).try_for_each(|device| self.tell(device, command()))?;
+        self.ranks.iter().try_for_each(|rank| self.tell(rank, command()))?;
         self.await_all()
+    }
+
+    /// Whether this process speaks for all: it is the only one, or that of rank 0.
+    pub(crate) fn is_first(&self) -> bool {
+        self.assembly.is_none() || self.ranks.first().is_some_and(|r| r.device == 0)
     }
 
     fn load(
@@ -202,17 +225,17 @@ impl Cluster {
         progress: Progress<'_>,
     ) -> Result<(), Diagnostic> {
         let uploads = std::cell::RefCell::new(vec![0usize; self.ranks.len()]);
-        let upload = |device: usize, at: u64, bytes: Arc<Vec<u8>>| {
-            uploads.borrow_mut()[device] += 1;
-            self.tell(device, Command::Upload { at, bytes })
+        let upload = |number: usize, at: u64, bytes: Arc<Vec<u8>>| {
+            uploads.borrow_mut()[number] += 1;
+            self.tell(&self.ranks[number], Command::Upload { at, bytes })
         };
-        weights::load(&self.plan, slices, weights, progress, &upload)?;
+        let own: Vec<&[ParamSlice]> = self.ranks.iter().map(|r| &slices[r.device][..]).collect();
+        weights::load(&self.plan, &own, weights, progress, &upload)?;
         // Every upload was answered, and nobody has listened yet.
-        for (device, &count) in uploads.borrow().iter().enumerate() {
+        for (rank, &count) in self.ranks.iter().zip(uploads.borrow().iter()) {
             for _ in 0..count {
-                if !matches!(self.ranks[device].replies.recv(), Ok(Ok(()))) {
-                    let unknown = || Diagnostic::internal(format!("rank {device} is gone"));
-                    return Err(self.control.failure().unwrap_or_else(unknown));
+                if !matches!(rank.replies.recv(), Ok(Ok(()))) {
+                    return Err(self.gone(rank));
                 }
             }
         }
@@ -232,7 +255,12 @@ impl Cluster {
     ) -> Result<(), Diagnostic> {
         self.meeting.clear();
         let run = Run { entry, micro_batches: Arc::new(micro_batches), rows: sizes.rows, seq: sizes.seq };
-        self.tell_all(|| Command::Run(run.clone()))
+        self.tell_all(|| Command::Run(run.clone()))?;
+        let Some(assembly) = &self.assembly else { return Ok(()) };
+        // All processes get all outputs: what is decided by them, as the next token is, is then decided alike.
+        let own = self.ranks.iter().flat_map(|r| self.mirror.packed(r.device, entry, &run.micro_batches));
+        let all = assembly.gather(own.collect())?;
+        all.iter().try_for_each(|bytes| self.mirror.unpack(bytes))
     }
 
     /// Sets all states to zero.

@@ -21,7 +21,22 @@ type Code = c_int;
 /// What the first rank of a communicator tells the others.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct UniqueId([c_char; 128]);
+pub(super) struct UniqueId([c_char; UniqueId::BYTES]);
+
+impl UniqueId {
+    pub(super) const BYTES: usize = 128;
+
+    /// As it is sent to other processes.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        self.0.iter().map(|&b| b as u8).collect()
+    }
+
+    /// From what another process sent; `None` of another length.
+    pub(super) fn of(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
+        Some(Self(bytes.map(|b| b as c_char)))
+    }
+}
 
 macro_rules! table {
     ($($field:ident = $symbol:literal: fn($($arg:ty),*) -> $out:ty;)*) => {
@@ -121,7 +136,7 @@ impl Nccl {
 
     /// A name for a communicator to be.
     pub(super) fn unique_id(&self) -> Result<UniqueId, String> {
-        let mut id = UniqueId([0; 128]);
+        let mut id = UniqueId([0; UniqueId::BYTES]);
         // SAFETY: writes the id.
         let code = unsafe { (self.table.unique_id)(&mut id) };
         self.check("ncclGetUniqueId", code, std::ptr::null_mut())?;

@@ -75,10 +75,28 @@ pub(super) enum Meeting {
 
 impl Meeting {
     /// Through NCCL: a communicator for each circle.
-    pub(super) fn nccl(nccl: Nccl, circles: &HashMap<Circle, usize>) -> Result<Self, String> {
+    ///
+    /// The names of communicators are made by every process, and those of rank 0 hold, which `share` gives all.
+    ///
+    /// # Errors
+    /// NCCL makes none, or the other processes are lost.
+    pub(super) fn nccl(
+        nccl: Nccl,
+        circles: &HashMap<Circle, usize>,
+        share: &dyn Fn(&[u8]) -> Result<Vec<u8>, Diagnostic>,
+    ) -> Result<Self, Diagnostic> {
+        let broken = |why: String| Diagnostic::run("NCCL cannot be used").why(why);
         let nccl = Arc::new(nccl);
-        let ids = circles.keys().map(|&c| Ok((c, nccl.unique_id()?))).collect::<Result<_, String>>()?;
-        Ok(Meeting::Nccl { nccl, ids })
+        let mut order: Vec<Circle> = circles.keys().copied().collect();
+        order.sort_unstable();
+        let own = order.iter().map(|_| nccl.unique_id().map(|id| id.bytes())).collect::<Result<Vec<_>, _>>();
+        let all = share(&own.map_err(broken)?.concat())?;
+        if all.len() != order.len() * UniqueId::BYTES {
+            return Err(broken("rank 0 has named other communicators".to_owned()));
+        }
+        let named = order.into_iter().zip(all.chunks_exact(UniqueId::BYTES));
+        let ids = named.filter_map(|(circle, bytes)| Some((circle, UniqueId::of(bytes)?)));
+        Ok(Meeting::Nccl { ids: ids.collect(), nccl })
     }
 
     /// In this process; circles with their number of members.

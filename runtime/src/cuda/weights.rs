@@ -5,6 +5,7 @@ use super::driver::{Context, Failure};
 use super::plan::Plan;
 use super::rank::PIECE;
 use super::room::Room;
+use super::world::World;
 use crate::layout::ParamSlice;
 use crate::memory::Mapping;
 use crate::params::{self, Progress};
@@ -14,12 +15,34 @@ use pcc_ir::source::ReadParams;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The GPU of every rank: neighbours share one.
+/// The GPU of every rank of this process: neighbours share one. Where a launcher started several processes, each has the rank of its number, on the GPU of its
+/// number on its machine.
 ///
 /// # Errors
-/// There are not enough.
-pub(super) fn place(plan: &Plan, options: &GpuOptions, present: usize) -> Result<Vec<usize>, Diagnostic> {
+/// There are not enough, or another number of processes than ranks.
+pub(super) fn place(
+    plan: &Plan,
+    options: &GpuOptions,
+    world: Option<&World>,
+    present: usize,
+) -> Result<BTreeMap<usize, usize>, Diagnostic> {
     let ranks = plan.program.mesh.devices();
+    if let Some(world) = world {
+        if world.size != ranks {
+            return Err(Diagnostic::run(format!("{} processes were started for {ranks} ranks", world.size))
+                .why("every process runs one rank")
+                .help(format!("start {ranks} processes, or one that runs all ranks")));
+        }
+        if world.local >= present {
+            return Err(Diagnostic::run(format!(
+                "process {} of its machine finds {present} GPU(s)",
+                world.local
+            ))
+            .why("every process needs one of its own")
+            .help("start fewer processes on this machine"));
+        }
+        return Ok(BTreeMap::from([(world.rank, world.local)]));
+    }
     let each = options.ranks_per_device.max(1);
     let needed = ranks.div_ceil(each);
     if needed > present {
@@ -30,7 +53,7 @@ pub(super) fn place(plan: &Plan, options: &GpuOptions, present: usize) -> Result
                 ranks.div_ceil(present.max(1))
             )));
     }
-    Ok((0..ranks).map(|rank| rank / each).collect())
+    Ok((0..ranks).map(|rank| (rank, rank / each)).collect())
 }
 
 /// Checks that every GPU runs code for the architecture, and has room for its ranks, before anything is allocated.
@@ -40,12 +63,12 @@ pub(super) fn place(plan: &Plan, options: &GpuOptions, present: usize) -> Result
 pub(super) fn check_devices(
     plan: &Plan,
     arch: Arch,
-    ordinals: &[usize],
+    ordinals: &BTreeMap<usize, usize>,
     bytes: &[u64],
     local: bool,
 ) -> Result<(), Diagnostic> {
     let mut on: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    ordinals.iter().enumerate().for_each(|(rank, &ordinal)| on.entry(ordinal).or_default().push(rank));
+    ordinals.iter().for_each(|(&rank, &ordinal)| on.entry(ordinal).or_default().push(rank));
     for (ordinal, ranks) in on {
         let broken = |e: Failure| {
             Diagnostic::run(format!("GPU {ordinal} cannot be used"))
@@ -107,13 +130,13 @@ fn check_room(
         .help("compile for more devices (--tp, --pp), or with a smaller --batch or --seq"))
 }
 
-/// What a rank is sent: its number, an offset in its memory, and bytes for it.
+/// What a rank is sent: its number in the process, an offset in its memory, and bytes for it.
 type Upload<'a> = &'a dyn Fn(usize, u64, Arc<Vec<u8>>) -> Result<(), Diagnostic>;
 
 /// Reads every distinct slice of a parameter once and sends it to all ranks that hold it, then the constants.
 pub(super) fn load(
     plan: &Plan,
-    slices: &[Vec<ParamSlice>],
+    slices: &[&[ParamSlice]],
     weights: &dyn ReadParams,
     progress: Progress<'_>,
     upload: Upload<'_>,
@@ -128,7 +151,7 @@ pub(super) fn load(
     type Holders<'a> = BTreeMap<(usize, &'a [(usize, usize)]), Vec<(usize, &'a ParamSlice)>>;
     let mut holders: Holders<'_> = BTreeMap::new();
     for (device, own) in slices.iter().enumerate() {
-        for slice in own {
+        for slice in *own {
             holders.entry((slice.param, &slice.spans)).or_default().push((device, slice));
         }
     }
