@@ -1,5 +1,6 @@
 //! Opening an artifact for execution: program, kernels, weights.
 
+use crate::cmd::fall_silent;
 use crate::trace::TraceFile;
 use crate::{artifact_output, progress};
 use pcc_frontend::tokenizer::Tokenizer;
@@ -98,6 +99,9 @@ pub fn session(artifact: Artifact, args: &Args, quiet: bool) -> Result<Opened, D
         }
     };
     bar.finish_and_clear();
+    if session.as_ref().is_ok_and(|s| !s.is_first()) {
+        fall_silent();
+    }
     Ok(Opened { session: session?, trace })
 }
 

@@ -172,7 +172,7 @@ impl<'a> Rows<'a> {
 
     /// Prints what cannot become part of a stop text any more.
     fn print(&mut self, row: usize, all: bool) -> Result<(), Diagnostic> {
-        if !self.streaming() {
+        if !self.streaming() || super::is_silent() {
             return Ok(());
         }
         let text = &self.texts[row];

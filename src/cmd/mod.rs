@@ -15,6 +15,19 @@ pub mod verify;
 use pcc_ir::Diagnostic;
 use serde::Serialize;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether this process shows and writes results: of several that run one program together, one does.
+static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Lets this process show and write nothing from now on.
+pub fn fall_silent() {
+    SILENT.store(true, Ordering::Relaxed);
+}
+
+pub fn is_silent() -> bool {
+    SILENT.load(Ordering::Relaxed)
+}
 
 /// Prints one JSON object on stdout.
 pub fn print_json(value: &impl Serialize) -> Result<(), Diagnostic> {
@@ -25,6 +38,9 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Diagnostic> {
 
 /// Prints a line on stdout. A reader that has gone away (`| head`) is no fault.
 pub fn print_text(text: &str) -> Result<(), Diagnostic> {
+    if is_silent() {
+        return Ok(());
+    }
     match writeln!(std::io::stdout().lock(), "{text}") {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Diagnostic::run("cannot write to standard output").why(e.to_string()))

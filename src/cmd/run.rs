@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
         }
     }
     let profile = opened.finish_trace()?;
-    if let Some(path) = &args.output {
+    if let Some(path) = args.output.as_ref().filter(|_| !super::is_silent()) {
         npz::write(path, &outputs)?;
     }
     let shapes = outputs.iter().map(|(n, t)| (n.clone(), t.shape.clone())).collect();

@@ -153,6 +153,32 @@ fn more_than_eight_simulated_gpus_equal_the_cpu() {
     assert!(distance(&got, &want).0 <= F32, "{:?}", distance(&got, &want));
 }
 
+/// As a launcher starts them: replicas, each a process with a machine of its own. The first one writes what all have made.
+#[test]
+fn processes_of_a_launcher_run_a_rank_each() {
+    let place = folder();
+    let sizes = ["--dp", "2", "--seq", "8", "--batch", "2", "--dtype", "f32", "--target"];
+    let compiled = |target: &str| artifact("llama", &[&sizes[..], &[target]].concat());
+    let want = outputs(place.path(), &compiled("cpu"), "logits", &["--entry", "forward"]);
+    let (gpu, input) = (compiled("sm_90"), npz::token_file(place.path(), 2, 6));
+    let args = ["run", gpu.to_str().unwrap(), "--input", input.to_str().unwrap(), "--output", "both.npz"];
+    let args = [&args[..], &["--entry", "forward", "--device", "cuda-sim", "--patience", "60"]].concat();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: &str, size: &str| {
+        let mut command = command(place.path(), &args);
+        let variables = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", size), ("MASTER_PORT", &port)];
+        command.envs(variables).env("MASTER_ADDR", "127.0.0.1").spawn().expect("pcc starts")
+    };
+    let (first, second) = (start("0", "2"), start("1", "2"));
+    let (first, second) = (finish(first, "rank 0"), finish(second, "rank 1"));
+    assert_eq!((first.code, second.code), (0, 0), "{}{}", first.stderr, second.stderr);
+    assert!(first.stdout.contains("forward on 2 row(s)") && second.stdout.is_empty());
+    let got = npz::read_f32(&place.path().join("both.npz"), "logits").1;
+    assert!(distance(&got, &want).0 <= F32, "{:?}", distance(&got, &want));
+    let alone = finish(start("0", "3"), "rank 0 of 3");
+    check_failure(&alone, "rank 0 of 3", 4, &["3 processes were started for 2 ranks"]);
+}
+
 /// Runs a command with variables of the simulator.
 fn with(place: &Path, args: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let mut command = command(place, args);
