@@ -51,7 +51,17 @@ const HARMLESS: [(&str, &str); 2] = [
 ];
 
 fn run(place: &Path, made: &Path, device: &str, mutant: Option<&str>) -> (i32, Vec<f32>, String) {
-    let input = npz::token_file(place, 2, 4);
+    run_rows(place, (made, 2), device, mutant)
+}
+
+/// Exit code, logits and standard error of a run on so many rows.
+fn run_rows(
+    place: &Path,
+    (made, rows): (&Path, usize),
+    device: &str,
+    mutant: Option<&str>,
+) -> (i32, Vec<f32>, String) {
+    let input = npz::token_file(place, rows, 4);
     let _ = std::fs::remove_file(place.join("out.npz"));
     let args = ["run", made.to_str().unwrap(), "--input", input.to_str().unwrap(), "--output", "out.npz"];
     let args = [&args[..], &["--entry", "forward", "--device", device]].concat();
@@ -96,6 +106,28 @@ fn every_wrong_host_program_is_noticed() {
         assert!(!stderr.contains("panicked"), "{mutant}: {stderr}");
     }
     assert!(missed.is_empty(), "not noticed: {missed:?}");
+}
+
+/// Waits for message buffers that are used again: the third message is the first to need one.
+#[test]
+fn buffers_that_are_used_too_early_are_noticed() {
+    let place = folder();
+    let args =
+        ["--pp", "2", "--seq", "4", "--batch", "4", "--micro-batches", "4", "--dtype", "f32", "--target"];
+    let [cpu, gpu] = ["cpu", "sm_90"].map(|target| artifact("gpt2", &[&args[..], &[target]].concat()));
+    let (_, want, _) = run_rows(place.path(), (&cpu, 4), "cpu", None);
+    let mut noticed = 0;
+    for number in 0..16 {
+        for rank in ["0", "1"] {
+            let mutant = format!("skip-wait:{rank}:{number}");
+            let (code, got, stderr) = run_rows(place.path(), (&gpu, 4), "cuda-sim", Some(&mutant));
+            assert!(code == 0 || code == 4, "{mutant}: {stderr}");
+            noticed += usize::from(code != 0 || !is_equal(&got, &want));
+            assert!(code == 4 || is_equal(&got, &want), "{mutant} gave wrong results and no fault");
+        }
+    }
+    // Stage 0 waits twice for a buffer to be sent, stage 1 for each of 4 messages and twice for a buffer to be emptied.
+    assert!(noticed >= 8, "{noticed} noticed");
 }
 
 #[test]

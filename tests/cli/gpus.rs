@@ -77,6 +77,25 @@ fn ranks_that_share_a_gpu_equal_the_cpu() {
     }
 }
 
+/// More micro-batches than a link has buffers: they are used again, by ranks with a GPU each and by ranks that share one.
+#[test]
+fn many_micro_batches_equal_the_cpu() {
+    let place = folder();
+    let input = npz::token_file(place.path(), 5, 6);
+    let sizes =
+        ["--tp", "2", "--pp", "3", "--seq", "8", "--batch", "5", "--micro-batches", "5", "--dtype", "f32"];
+    let run = |target: &str, more: &[&str]| {
+        let made = artifact("llama", &[&sizes[..], &["--target", target]].concat());
+        let args = ["run", made.to_str().unwrap(), "--input", input.to_str().unwrap(), "--output", "out.npz"];
+        succeeds(place.path(), &[&args[..], &["--entry", "forward"], more].concat());
+        npz::read_f32(&place.path().join("out.npz"), "logits").1
+    };
+    let want = run("cpu", &[]);
+    for more in [&["--device", "cuda-sim"][..], &["--device", "cuda-sim", "--ranks-per-device", "6"]] {
+        assert!(distance(&run("sm_90", more), &want).0 <= F32, "{more:?}");
+    }
+}
+
 /// Sequence parallelism gathers and scatters uneven pieces; replicas have groups of their own.
 #[test]
 fn other_collectives_and_replicas_equal_the_cpu() {

@@ -39,6 +39,9 @@ pub enum LibraryKernel {
     },
 }
 
+/// Members that [`LibraryKernel::Reduce`] is made for at most. Only ranks that share a GPU use it, and no more of them do.
+pub const REDUCE_MEMBERS: u32 = 64;
+
 /// Dims of [`LibraryKernel::Copy`].
 pub const COPY_RANK: usize = 6;
 
@@ -98,7 +101,9 @@ pub fn library(program: &Program) -> Vec<LibraryKernel> {
             InstrKind::Collective(c) => {
                 all.insert(LibraryKernel::Copy { bytes: c.dtype.bytes() as u32 });
                 let members = program.mesh.group(0, &c.axes).len() as u32;
-                all.insert(LibraryKernel::Reduce { dtype: c.dtype, reduce: c.reduce, members });
+                if members <= REDUCE_MEMBERS {
+                    all.insert(LibraryKernel::Reduce { dtype: c.dtype, reduce: c.reduce, members });
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ pub mod gemm;
 mod library;
 
 pub use arch::Arch;
-pub use library::{COPY_RANK, LibraryKernel, Shape, library};
+pub use library::{COPY_RANK, LibraryKernel, REDUCE_MEMBERS, Shape, library};
 
 /// Bytes that divide the address of every slot, frame and value of a device.
 pub const BUFFER_ALIGN: u64 = 64;

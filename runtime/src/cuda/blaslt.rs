@@ -33,6 +33,8 @@ struct Form {
     c: i64,
     /// Count, and strides of a, b and c.
     batch: [i64; 4],
+    /// Bytes that divide every address of a, b and c, at most 256.
+    aligned: [u32; 3],
 }
 
 /// Descriptors and the kernel chosen.
@@ -94,7 +96,17 @@ impl Blas {
                 stream.raw().cast(),
             )
         };
-        queued.map(|()| true).map_err(|e| format!("cublasLtMatmul: {:?}", e.0))
+        match queued {
+            Ok(()) => Ok(true),
+            Err(e) if e.0 == sys::cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED => {
+                Err(format!("cublasLtMatmul: {:?}", e.0))
+            }
+            // It thought that it had a kernel, and has none: ours takes everything.
+            Err(_) => {
+                self.prepared.insert(form, None);
+                Ok(false)
+            }
+        }
     }
 }
 
@@ -145,7 +157,14 @@ fn form(p: &Product) -> Option<Form> {
         }
         _ => return None,
     };
-    (batch[0] <= i64::from(i32::MAX)).then_some(Form { types, sizes: [p.m, p.n, p.k], a, b, c, batch })
+    let aligned = |address: u64, stride: i64, dtype: DType| {
+        let bytes = stride.unsigned_abs() * dtype.bytes() as u64;
+        1 << (address | bytes | 256).trailing_zeros()
+    };
+    let addresses = [p.a.0, p.b.0, p.c.0];
+    let aligned = [0, 1, 2].map(|i: usize| aligned(addresses[i], batch[i + 1], types[i]));
+    let form = Form { types, sizes: [p.m, p.n, p.k], a, b, c, batch, aligned };
+    (batch[0] <= i64::from(i32::MAX)).then_some(form)
 }
 
 fn data_type(dtype: DType) -> Option<sys::cudaDataType> {
@@ -188,7 +207,7 @@ fn prepare(handle: sys::cublasLtHandle_t, form: &Form) -> Option<Prepared> {
     let algorithm = unsafe { zeroed.assume_init() };
     let mut prepared = Prepared { desc, layouts: [first, second, out], algorithm };
     configure(&prepared, form)?;
-    prepared.algorithm = choose(handle, &prepared)?;
+    prepared.algorithm = choose(handle, &prepared, form)?;
     Some(prepared)
 }
 
@@ -232,14 +251,28 @@ fn configure(prepared: &Prepared, form: &Form) -> Option<()> {
 fn choose(
     handle: sys::cublasLtHandle_t,
     prepared: &Prepared,
+    form: &Form,
 ) -> Option<sys::cublasLtMatmulHeuristicResult_t> {
     let (preference, workspace) = (result::create_matmul_pref().ok()?, WORKSPACE as usize);
     let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
     let [first, second, out] = prepared.layouts;
+    let [a, b, c] = form.aligned;
+    use sys::cublasLtMatmulPreferenceAttributes_t as P;
+    let alignments = [
+        (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+        (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+        (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c),
+        (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
+    ];
+    let align = |(attribute, bytes): (P, u32)| {
+        // SAFETY: the preference lives; the alignment is a uint32, which is copied.
+        unsafe { result::set_matmul_pref_attribute(preference, attribute, (&raw const bytes).cast(), 4) }
+    };
     // SAFETY: descriptors live; the workspace's size is a size_t, which is copied; the preference is destroyed once.
     unsafe {
         let set = result::set_matmul_pref_attribute(preference, attribute, (&raw const workspace).cast(), 8);
-        let found = set.and_then(|()| {
+        let aligned = set.and_then(|()| alignments.into_iter().try_for_each(align));
+        let found = aligned.and_then(|()| {
             result::get_matmul_algo_heuristic(handle, prepared.desc, first, second, out, out, preference)
         });
         let _ = result::destroy_matmul_pref(preference);

@@ -23,6 +23,20 @@ pub(super) struct Control {
 /// Why a rank stopped: another failed, or the run was cancelled. Its reason is kept in [`Control`].
 pub(super) struct Stopped;
 
+/// What a look at something awaited shows.
+pub(super) enum Look<T> {
+    Found(T),
+    /// Not yet, but there was progress.
+    Moved,
+    Still,
+}
+
+impl<T> From<Option<T>> for Look<T> {
+    fn from(found: Option<T>) -> Self {
+        found.map_or(Look::Still, Look::Found)
+    }
+}
+
 impl Control {
     pub(super) fn new(cancel: Arc<AtomicBool>, patience: Duration) -> Self {
         Self { cancel, stop: AtomicBool::new(false), failure: Mutex::new(None), patience }
@@ -56,29 +70,32 @@ impl Control {
         lock(&self.failure).as_ref().map(|f| f.0.clone())
     }
 
-    /// Waits until `ready` gives something, looking again and again: at once, then after pauses that grow to a fifth of a millisecond.
+    /// Waits until `look` finds what is waited for, looking again and again: at once, then after pauses that grow to a fifth of a millisecond. Only
+    /// time in which nothing moves counts as waiting.
     pub(super) fn wait_for<T>(
         &self,
         what: &dyn Fn() -> Diagnostic,
-        mut ready: impl FnMut() -> Result<Option<T>, Stopped>,
+        mut look: impl FnMut() -> Result<Look<T>, Stopped>,
     ) -> Result<T, Stopped> {
-        let start = Instant::now();
-        for turn in 0u32.. {
-            if let Some(found) = ready()? {
-                return Ok(found);
-            }
+        let (mut moved, mut turn) = (Instant::now(), 0u32);
+        loop {
             self.go_on()?;
-            if start.elapsed() > self.patience {
-                let waited = format!("waited for {:.0} s", self.patience.as_secs_f64());
-                return Err(self.fail(what().why(waited)));
+            match look()? {
+                Look::Found(found) => return Ok(found),
+                Look::Moved => moved = Instant::now(),
+                Look::Still if moved.elapsed() > self.patience => {
+                    let waited = format!("nothing has moved for {:.0} s", self.patience.as_secs_f64());
+                    return Err(self.fail(what().why(waited)));
+                }
+                Look::Still => {}
             }
             match turn {
                 0..64 => std::hint::spin_loop(),
                 64..256 => std::thread::yield_now(),
                 _ => std::thread::sleep(Duration::from_micros(u64::from(turn - 255).min(200))),
             }
+            turn = turn.saturating_add(1);
         }
-        Err(Stopped)
     }
 }
 

@@ -84,6 +84,14 @@ impl Context {
         Ok((major.max(0) as u32, minor.max(0) as u32))
     }
 
+    /// Bytes of shared memory that a block may ask for.
+    pub(super) fn shared(&self) -> Outcome<u32> {
+        let a = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        // SAFETY: the device is one of the driver's.
+        let found = unsafe { result::device::get_attribute(self.device, a) };
+        checked("cuDeviceGetAttribute", found).map(|n| n.max(0) as u32)
+    }
+
     /// Bytes free, and in all. The context must be current.
     pub(super) fn memory(&self) -> Outcome<(u64, u64)> {
         checked("cuMemGetInfo", result::mem_get_info()).map(|(f, t)| (f as u64, t as u64))
@@ -188,12 +196,14 @@ impl Stream {
         checked("cuMemsetD8Async", unsafe { result::memset_d8_async(address, 0, bytes as usize, self.0) })
     }
 
+    /// Queues a copy, perhaps from another device: addresses say where.
     pub(super) fn copy(&self, to: u64, from: u64, bytes: u64) -> Outcome<()> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: both ranges lie in buffers of ranks of this process (validated program, planned layout).
-        checked("cuMemcpyDtoDAsync", unsafe { result::memcpy_dtod_async(to, from, bytes as usize, self.0) })
+        let code = unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.0) };
+        checked("cuMemcpyAsync", code.result())
     }
 
     /// Queues a copy from the host. The caller keeps `from` as it is until the stream has done it.

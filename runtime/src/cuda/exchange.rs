@@ -47,7 +47,8 @@ fn is_prefix(lens: &[usize], shape: &[usize]) -> bool {
 
 /// Bytes of each scratch buffer that a collective needs at most.
 pub(super) fn scratch_bytes(call: &CollectiveCall, members: usize) -> u64 {
-    let larger: u64 = call.src_shape.iter().zip(&call.dst_shape).map(|(&a, &b)| a.max(b)).product();
+    let product = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(1u64, u64::saturating_mul);
+    let larger = product(&mut call.src_shape.iter().zip(&call.dst_shape).map(|(&a, &b)| a.max(b)));
     let pieces: u64 = match call.kind {
         // The last piece is packed at full size.
         CollectiveKind::AllGather => call.src_shape.iter().product::<u64>().saturating_mul(members as u64),
@@ -59,7 +60,7 @@ pub(super) fn scratch_bytes(call: &CollectiveCall, members: usize) -> u64 {
             let own = call.src_shape.get(call.concat_dim as usize).copied().unwrap_or(1);
             let others = call.src_shape.iter().enumerate();
             let others = others.filter(|(d, _)| ![call.split_dim, call.concat_dim].contains(&(*d as u32)));
-            let rest: u64 = others.map(|(_, &n)| n).product();
+            let rest = product(&mut others.map(|(_, &n)| n));
             piece.saturating_mul(own).saturating_mul(rest).saturating_mul(members as u64)
         }
         CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Permute => larger,

@@ -20,7 +20,7 @@ pub enum Gpus {
 
 /// The stand-ins' file names.
 const SIMULATED: [&str; 2] = ["libpcc_sim_cuda.so", "libpcc_sim_nccl.so"];
-/// Where the driver's library may be, if not at its usual places: nothing else of CUDA is needed.
+/// The stand-ins, once loaded: a process has one driver.
 static STAND_INS: OnceLock<Vec<Library>> = OnceLock::new();
 /// The fault that a simulated device found last, of the library that holds it.
 type LastFault = unsafe extern "C" fn(*mut c_char, usize) -> usize;
@@ -104,7 +104,8 @@ fn last_fault() -> Option<String> {
 /// The CUDA version that a driver must support to read the PTX of an architecture (PTX ISA, release notes).
 fn needed(arch: Arch) -> i32 {
     match arch {
-        Arch::Sm80 => 11_000,
+        // cuGraphInstantiateWithFlags.
+        Arch::Sm80 => 11_040,
         Arch::Sm90 => 11_080,
         Arch::Sm90a => 12_000,
         Arch::Sm100a => 12_070,

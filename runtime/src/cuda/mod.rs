@@ -6,7 +6,7 @@
 //!
 //! A run that comes a second time with the same sizes, as a step of decoding does, is recorded as a graph and launched as one from then on.
 //!
-//! Several ranks may share a GPU ([`Gpus`] and [`GpuOptions::ranks_per_device`]): their collectives are then copies and reductions on devices of this process
+//! Several ranks may share a GPU ([`GpuOptions::ranks_per_device`]): their collectives are then copies and reductions on devices of this process
 //! ([`peers`]), which lets a plan for many GPUs be checked on one.
 
 mod blaslt;
@@ -23,6 +23,7 @@ mod probe;
 mod ranges;
 mod rank;
 mod room;
+mod signatures;
 mod weights;
 mod work;
 mod world;
@@ -36,8 +37,8 @@ use crate::params::Progress;
 use control::{Control, Stopped};
 use mirror::Mirror;
 use nccl::Nccl;
-use pcc_ir::gpu::Arch;
-use pcc_ir::program::{InstrKind, Program, Storage};
+use pcc_ir::gpu::{Arch, REDUCE_MEMBERS};
+use pcc_ir::program::{FuncProgram, InstrKind, Program, Storage};
 use pcc_ir::source::ReadParams;
 use pcc_ir::{DType, Diagnostic};
 use peers::Meeting;
@@ -45,9 +46,9 @@ use plan::Plan;
 use rank::{Command, Run, Station};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use world::{Assembly, World};
 
 /// How to run on GPUs.
@@ -89,6 +90,11 @@ struct Worker {
 /// Commands that wait in a rank's queue: pieces of weights, so that reading and uploading overlap.
 const WAITING: usize = 2;
 
+/// How long to listen to one rank before looking at the others.
+const LISTEN: Duration = Duration::from_millis(20);
+/// How long ranks may take to notice that another has failed, before their communicators are ended for them.
+const GRACE: Duration = Duration::from_secs(3);
+
 impl Cluster {
     /// Checks the machine's GPUs, allocates, and loads kernels and weights. The program is validated.
     ///
@@ -112,10 +118,11 @@ impl Cluster {
         let present = load::check_driver(arch)?;
         let Apart { layout, slices, bytes } = Layout::apart(&program)?;
         let plan = Arc::new(Plan::new(program, layout));
-        plan.check_messages()?;
         let local = options.ranks_per_device > 1;
         let world = if local { None } else { World::find(|name| std::env::var(name).ok())? };
         let ordinals = weights::place(&plan, options, world.as_ref(), present)?;
+        plan.check_messages()?;
+        signatures::check(&plan.program, &ptx)?;
         weights::check_devices(&plan, arch, &ordinals, &bytes, local)?;
         let control = Arc::new(Control::new(cancel, options.patience));
         let assembly = world.as_ref().map(|world| {
@@ -123,6 +130,11 @@ impl Cluster {
         });
         let assembly = assembly.transpose()?;
         let circles = plan.circles();
+        if let Some(members) = circles.values().find(|&&m| local && m > REDUCE_MEMBERS as usize) {
+            return Err(Diagnostic::run(format!("{members} ranks of one group share GPUs"))
+                .why(format!("at most {REDUCE_MEMBERS} can"))
+                .help("run it without --ranks-per-device, or compile it for a smaller --tp or --dp"));
+        }
         let meeting = if local || circles.values().all(|&members| members <= 1) {
             Meeting::local(&circles)
         } else {
@@ -136,7 +148,12 @@ impl Cluster {
         for (&device, &ordinal) in &ordinals {
             cluster.start(device, ordinal, bytes[device], ptx.clone(), options.gpus == Gpus::Real)?;
         }
+        // Nobody joins others before all, in every process, have what they need: a rank that fails while others wait to be joined would leave them there.
         cluster.await_all()?;
+        if let Some(assembly) = &cluster.assembly {
+            assembly.gather(Vec::new())?;
+        }
+        cluster.tell_all(|| Command::Join)?;
         cluster.load(&slices, weights, progress)?;
         Ok(cluster)
     }
@@ -170,18 +187,32 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits for an answer of every rank.
+    /// Waits for an answer of every rank. Once one has failed, those that do not answer are freed from what they wait for.
     fn await_all(&self) -> Result<(), Diagnostic> {
-        let mut ended = false;
-        for rank in &self.ranks {
-            match rank.replies.recv() {
-                Ok(Ok(())) => {}
-                Ok(Err(Stopped)) => ended = true,
-                Err(_) => {
-                    ended = true;
-                    let why = format!("rank {} ended without a word", rank.device);
-                    self.control.fail(Diagnostic::internal(why));
+        let (mut ended, mut since) = (false, None);
+        let mut left: Vec<&Worker> = self.ranks.iter().collect();
+        while let Some(first) = left.first() {
+            let mut answer = first.replies.recv_timeout(LISTEN);
+            left.retain(|rank| {
+                let said = match std::mem::replace(&mut answer, Err(RecvTimeoutError::Timeout)) {
+                    Err(RecvTimeoutError::Timeout) => rank.replies.try_recv(),
+                    Ok(said) => Ok(said),
+                    Err(RecvTimeoutError::Disconnected) => Err(TryRecvError::Disconnected),
+                };
+                match said {
+                    Ok(said) => ended |= said.is_err(),
+                    Err(TryRecvError::Empty) => return true,
+                    Err(TryRecvError::Disconnected) => {
+                        ended = true;
+                        let why = format!("rank {} ended without a word", rank.device);
+                        self.control.fail(Diagnostic::internal(why));
+                    }
                 }
+                false
+            });
+            if self.control.go_on().is_err() && since.get_or_insert_with(Instant::now).elapsed() > GRACE {
+                self.meeting.abort();
+                since = Some(Instant::now());
             }
         }
         if !ended {
@@ -311,6 +342,11 @@ fn check_form(program: &Program) -> Result<(), Diagnostic> {
     if !program.team.is_empty() || program.funcs.iter().any(|f| f.instrs.iter().any(|i| i.once)) {
         return damaged("it shares work between devices that have no memory in common");
     }
+    let shares = |f: &FuncProgram| f.shared_bytes > 0 || !f.shared.is_empty();
+    let mut stages = program.entries.iter().flat_map(|e| &e.stages);
+    if program.funcs.iter().any(shares) || stages.any(|s| s.shared_bytes > 0) {
+        return damaged("it shares memory between devices that have none in common");
+    }
     if program.params.iter().any(|p| p.storage != Storage::Dense) {
         return damaged("it keeps weights in panels, which GPUs do not read");
     }
@@ -325,6 +361,11 @@ fn check_form(program: &Program) -> Result<(), Diagnostic> {
     };
     if program.funcs.iter().any(|f| f.instrs.iter().any(|i| unfit(&i.kind))) {
         return damaged("it has an instruction that GPUs do not run");
+    }
+    // No tensor is empty; what is checked of others stops at the first extent of 0.
+    let empty = |kind: &InstrKind| kind.extents().iter().any(|e| e.full == 0);
+    if program.funcs.iter().any(|f| f.instrs.iter().any(|i| empty(&i.kind))) {
+        return damaged("it has an instruction over nothing");
     }
     Ok(())
 }

@@ -3,16 +3,20 @@
 //! The library is looked for by its own names (a table rather than a binding's loader): wheels and distributions ship `libnccl.so.2`, without the
 //! plain `libnccl.so` of a development package.
 
+use super::control::lock;
 use super::work::{Among, AmongKind};
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
 use pcc_ir::{DType, Diagnostic, ReduceKind};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Where NCCL is, when it is at no usual place.
 const VARIABLE: &str = "PCC_NCCL";
+const LAUNCH_ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 type Comm = *mut c_void;
@@ -76,11 +80,24 @@ table! {
 const SUCCESS: Code = 0;
 const IN_PROGRESS: Code = 7;
 
-/// The loaded library.
+/// The loaded library. It is never unloaded: threads of its own may run in it for as long as the process does.
 pub(super) struct Nccl {
     table: Table,
-    _library: Library,
+    _library: ManuallyDrop<Library>,
+    /// Every communicator joined.
+    joined: Mutex<Vec<Arc<Handle>>>,
 }
+
+/// A communicator of NCCL, which is ended once.
+struct Handle {
+    comm: Comm,
+    ended: AtomicBool,
+}
+
+// SAFETY: NCCL allows a communicator to be aborted by another thread than the one that uses it.
+unsafe impl Send for Handle {}
+// SAFETY: as above; all else is done by the thread that joined.
+unsafe impl Sync for Handle {}
 
 impl Nccl {
     /// Loads the library at `path`, or where it is usually found.
@@ -98,7 +115,7 @@ impl Nccl {
             // SAFETY: loading runs the library's initialisers: those of NCCL, or of what the user names as such.
             match unsafe { Library::new(candidate) } {
                 Ok(library) => {
-                    // SAFETY: the functions have had these signatures since version 2.7.
+                    // SAFETY: the functions have these signatures in every version that has them all (2.13 and newer).
                     let table = unsafe { Table::of(&library) };
                     let table = table.map_err(|e| {
                         Diagnostic::run("this NCCL is too old")
@@ -106,7 +123,13 @@ impl Nccl {
                             .why(e.to_string())
                             .help("pcc needs NCCL 2.13 or newer")
                     })?;
-                    return Ok(Self { table, _library: library });
+                    // All ranks queue in one order, which NCCL keeps to between communicators when it is told to (2.26 and newer).
+                    if std::env::var_os(LAUNCH_ORDER).is_none() {
+                        // SAFETY: before the first thread of a rank; what else runs reads no environment.
+                        unsafe { std::env::set_var(LAUNCH_ORDER, "1") };
+                    }
+                    let joined = Mutex::default();
+                    return Ok(Self { table, _library: ManuallyDrop::new(library), joined });
                 }
                 Err(e) => why.push(e.to_string()),
             }
@@ -154,16 +177,29 @@ impl Nccl {
         // SAFETY: writes the communicator; the id is one of `unique_id`.
         let code = unsafe { (self.table.init)(&mut comm, members as c_int, id, own as c_int) };
         self.check("ncclCommInitRank", code, std::ptr::null_mut())?;
-        Ok(Communicator { nccl: self.clone(), comm, members, ended: false })
+        let handle = Arc::new(Handle { comm, ended: AtomicBool::new(false) });
+        lock(&self.joined).push(handle.clone());
+        Ok(Communicator { nccl: self.clone(), handle, members })
+    }
+
+    /// Ends every communicator of the process.
+    pub(super) fn abort_all(&self) {
+        lock(&self.joined).iter().for_each(|handle| self.abort(handle));
+    }
+
+    fn abort(&self, handle: &Handle) {
+        if !handle.ended.swap(true, Ordering::AcqRel) {
+            // SAFETY: ended once, here or in `Communicator::drop`.
+            unsafe { (self.table.abort)(handle.comm) };
+        }
     }
 }
 
 /// One rank's part of a communicator.
 pub(super) struct Communicator {
     nccl: Arc<Nccl>,
-    comm: Comm,
+    handle: Arc<Handle>,
     members: usize,
-    ended: bool,
 }
 
 fn dtype(d: DType) -> Result<c_int, String> {
@@ -187,67 +223,80 @@ fn op(reduce: ReduceKind) -> c_int {
 }
 
 impl Communicator {
+    /// NCCL's name of it.
+    ///
+    /// # Errors
+    /// It was ended.
+    fn comm(&self) -> Result<Comm, String> {
+        match self.handle.ended.load(Ordering::Acquire) {
+            false => Ok(self.handle.comm),
+            true => Err("the communicator was ended".to_owned()),
+        }
+    }
+
     /// Queues a collective.
     pub(super) fn among(&self, a: &Among, stream: CUstream) -> Result<(), String> {
         let (from, to, count) = (a.from as *const c_void, a.to as *mut c_void, a.count as usize);
-        let (kind, t) = (dtype(a.dtype)?, &self.nccl.table);
+        let (kind, t, comm) = (dtype(a.dtype)?, &self.nccl.table, self.comm()?);
         // SAFETY: addresses and counts are those of buffers of the rank (validated program, planned scratch); communicator and stream live.
         let (call, code) = unsafe {
             match a.kind {
                 AmongKind::AllReduce => {
-                    ("ncclAllReduce", (t.all_reduce)(from, to, count, kind, op(a.reduce), self.comm, stream))
+                    ("ncclAllReduce", (t.all_reduce)(from, to, count, kind, op(a.reduce), comm, stream))
                 }
                 AmongKind::AllGather => {
-                    ("ncclAllGather", (t.all_gather)(from, to, count, kind, self.comm, stream))
+                    ("ncclAllGather", (t.all_gather)(from, to, count, kind, comm, stream))
                 }
                 AmongKind::ReduceScatter => (
                     "ncclReduceScatter",
-                    (t.reduce_scatter)(from, to, count, kind, op(a.reduce), self.comm, stream),
+                    (t.reduce_scatter)(from, to, count, kind, op(a.reduce), comm, stream),
                 ),
                 AmongKind::Broadcast => {
-                    ("ncclBroadcast", (t.broadcast)(from, to, count, kind, 0, self.comm, stream))
+                    ("ncclBroadcast", (t.broadcast)(from, to, count, kind, 0, comm, stream))
                 }
                 AmongKind::AllToAll => return self.all_to_all(a, kind, stream),
             }
         };
-        self.nccl.check(call, code, self.comm)
+        self.nccl.check(call, code, comm)
     }
 
     fn all_to_all(&self, a: &Among, kind: c_int, stream: CUstream) -> Result<(), String> {
-        let (t, bytes) = (&self.nccl.table, a.count * a.dtype.bytes() as u64);
+        let (t, comm, bytes) = (&self.nccl.table, self.comm()?, a.count * a.dtype.bytes() as u64);
         // SAFETY: opens a group of this thread.
-        self.nccl.check("ncclGroupStart", unsafe { (t.group_start)() }, self.comm)?;
+        self.nccl.check("ncclGroupStart", unsafe { (t.group_start)() }, comm)?;
+        let mut codes = Vec::with_capacity(2 * self.members);
         for peer in 0..self.members {
             let (from, to) = (a.from + peer as u64 * bytes, a.to + peer as u64 * bytes);
             // SAFETY: as in `among`.
-            let codes = unsafe {
+            codes.extend(unsafe {
                 [
-                    (t.send)(from as *const c_void, a.count as usize, kind, peer as c_int, self.comm, stream),
-                    (t.recv)(to as *mut c_void, a.count as usize, kind, peer as c_int, self.comm, stream),
+                    (t.send)(from as *const c_void, a.count as usize, kind, peer as c_int, comm, stream),
+                    (t.recv)(to as *mut c_void, a.count as usize, kind, peer as c_int, comm, stream),
                 ]
-            };
-            codes.iter().try_for_each(|&code| self.nccl.check("ncclSend and ncclRecv", code, self.comm))?;
+            });
         }
-        // SAFETY: closes the group opened above.
-        self.nccl.check("ncclGroupEnd", unsafe { (t.group_end)() }, self.comm)
+        // SAFETY: closes the group opened above, whatever became of what is in it.
+        let ended = unsafe { (t.group_end)() };
+        codes.iter().try_for_each(|&code| self.nccl.check("ncclSend and ncclRecv", code, comm))?;
+        self.nccl.check("ncclGroupEnd", ended, comm)
     }
 
     /// Queues bytes for the other member of two.
     pub(super) fn send(&self, from: u64, bytes: u64, peer: usize, stream: CUstream) -> Result<(), String> {
+        let comm = self.comm()?;
         let from = from as *const c_void;
         // SAFETY: as in `among`.
-        let code =
-            unsafe { (self.nccl.table.send)(from, bytes as usize, 1, peer as c_int, self.comm, stream) };
-        self.nccl.check("ncclSend", code, self.comm)
+        let code = unsafe { (self.nccl.table.send)(from, bytes as usize, 1, peer as c_int, comm, stream) };
+        self.nccl.check("ncclSend", code, comm)
     }
 
     /// Queues the receipt of bytes from the other member of two.
     pub(super) fn recv(&self, to: u64, bytes: u64, peer: usize, stream: CUstream) -> Result<(), String> {
+        let comm = self.comm()?;
+        let to = to as *mut c_void;
         // SAFETY: as in `among`.
-        let code = unsafe {
-            (self.nccl.table.recv)(to as *mut c_void, bytes as usize, 1, peer as c_int, self.comm, stream)
-        };
-        self.nccl.check("ncclRecv", code, self.comm)
+        let code = unsafe { (self.nccl.table.recv)(to, bytes as usize, 1, peer as c_int, comm, stream) };
+        self.nccl.check("ncclRecv", code, comm)
     }
 
     /// Whether the communicator is still whole.
@@ -255,27 +304,24 @@ impl Communicator {
     /// # Errors
     /// What happened to it: a rank is gone, or the network.
     pub(super) fn health(&self) -> Result<(), String> {
-        let mut state = SUCCESS;
+        let (comm, mut state) = (self.comm()?, SUCCESS);
         // SAFETY: writes the state; the communicator lives.
-        let code = unsafe { (self.nccl.table.async_error)(self.comm, &mut state) };
-        self.nccl.check("ncclCommGetAsyncError", code, self.comm)?;
-        self.nccl.check("communicator", state, self.comm)
+        let code = unsafe { (self.nccl.table.async_error)(comm, &mut state) };
+        self.nccl.check("ncclCommGetAsyncError", code, comm)?;
+        self.nccl.check("communicator", state, comm)
     }
 
     /// Ends what is queued here and on the other members.
-    pub(super) fn abort(&mut self) {
-        if !std::mem::replace(&mut self.ended, true) {
-            // SAFETY: aborted once, and not used afterwards.
-            unsafe { (self.nccl.table.abort)(self.comm) };
-        }
+    pub(super) fn abort(&self) {
+        self.nccl.abort(&self.handle);
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if !self.ended {
-            // SAFETY: destroyed once; all its work is done.
-            unsafe { (self.nccl.table.destroy)(self.comm) };
+        if !self.handle.ended.swap(true, Ordering::AcqRel) {
+            // SAFETY: ended once; all its work is done, and no recording of it is left.
+            unsafe { (self.nccl.table.destroy)(self.handle.comm) };
         }
     }
 }

@@ -45,7 +45,7 @@ impl LocalLink {
         control: &Control,
         late: &dyn Fn() -> Diagnostic,
     ) -> Result<Offer, Stopped> {
-        control.wait_for(late, || Ok(lock(&self.messages).get_mut(&tag).and_then(VecDeque::pop_front)))
+        control.wait_for(late, || Ok(lock(&self.messages).get_mut(&tag).and_then(VecDeque::pop_front).into()))
     }
 
     pub(super) fn acknowledge(&self, tag: u32, event: Arc<Event>) {
@@ -58,7 +58,7 @@ impl LocalLink {
         control: &Control,
         late: &dyn Fn() -> Diagnostic,
     ) -> Result<Arc<Event>, Stopped> {
-        control.wait_for(late, || Ok(lock(&self.taken).get_mut(&tag).and_then(VecDeque::pop_front)))
+        control.wait_for(late, || Ok(lock(&self.taken).get_mut(&tag).and_then(VecDeque::pop_front).into()))
     }
 
     fn clear(&self) {
@@ -89,6 +89,7 @@ impl Meeting {
         let nccl = Arc::new(nccl);
         let mut order: Vec<Circle> = circles.keys().copied().collect();
         order.sort_unstable();
+        order.retain(|circle| circles.get(circle).is_some_and(|&members| members > 1));
         let own = order.iter().map(|_| nccl.unique_id().map(|id| id.bytes())).collect::<Result<Vec<_>, _>>();
         let all = share(&own.map_err(broken)?.concat())?;
         if all.len() != order.len() * UniqueId::BYTES {
@@ -113,6 +114,13 @@ impl Meeting {
 
     pub(super) fn is_local(&self) -> bool {
         matches!(self, Meeting::Local { .. })
+    }
+
+    /// Ends what is queued between ranks, from whatever thread: a rank may be stuck in a call that waits for another.
+    pub(super) fn abort(&self) {
+        if let Meeting::Nccl { nccl, .. } = self {
+            nccl.abort_all();
+        }
     }
 
     /// Forgets messages of a run that failed.
@@ -143,8 +151,8 @@ impl Seat {
         let communicator = match meeting {
             Meeting::Local { .. } => None,
             Meeting::Nccl { nccl, ids } => match ids.get(&circle) {
-                Some(&id) if members > 1 => Some(nccl.join(id, members, own)?),
-                Some(_) => None,
+                _ if members == 1 => None,
+                Some(&id) => Some(nccl.join(id, members, own)?),
                 None => return Err(format!("no communicator was prepared for {circle:?}")),
             },
         };
@@ -152,13 +160,8 @@ impl Seat {
     }
 }
 
-/// What a local collective leaves to be done, after the members' contributions are in the rank's own memory.
-pub(super) struct Gathered {
-    pub(super) after: Vec<Move>,
-}
-
-/// Copies what the members contribute into the rank's memory, on its stream: to the target where nothing has to be reduced, else to `gather`, one
-/// contribution behind the other. All members have read when the returned work may run.
+/// Copies what the members contribute into the rank's own memory, on its stream: to `gather`, one contribution behind the other. What is left to be done
+/// after that; all members have read then.
 pub(super) fn gather(
     a: &Among,
     seat: &Seat,
@@ -168,7 +171,7 @@ pub(super) fn gather(
     control: &Control,
     late: &dyn Fn() -> Diagnostic,
     fail: &dyn Fn(super::driver::Failure) -> Stopped,
-) -> Result<Gathered, Stopped> {
+) -> Result<Vec<Move>, Stopped> {
     let bytes = a.count * a.dtype.bytes() as u64;
     let record = || {
         let event = Arc::new(Event::new()?);
@@ -204,5 +207,5 @@ pub(super) fn gather(
         let count = if a.kind == AmongKind::Broadcast { 1 } else { seat.members as u64 };
         after.push(Move::Copy { to: a.to, from: gather, bytes: bytes * count });
     }
-    Ok(Gathered { after })
+    Ok(after)
 }

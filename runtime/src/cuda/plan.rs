@@ -11,8 +11,8 @@ use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::{BATCH, GemmKernel};
 use pcc_ir::gpu::{LibraryKernel, Shape, f32_param, fused};
 use pcc_ir::program::{
-    AttentionCall, Base, CollectiveCall, CollectiveKind, FuncProgram, Gemm, InstrKind, Launch, Loc, Program,
-    Scalar, Slot, Step, Strided,
+    AttentionCall, Base, CollectiveCall, CollectiveKind, EntryProgram, FuncProgram, Gemm, InstrKind, Launch,
+    Loc, Program, Scalar, Slot, Step, Strided,
 };
 use pcc_ir::{Diagnostic, Extent, Sizes};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -131,6 +131,7 @@ impl Plan {
                     }
                 }
             }
+            check_progress(entry)?;
         }
         Ok(())
     }
@@ -139,6 +140,41 @@ impl Plan {
     pub(super) fn weight_bytes(&self, device: usize) -> u64 {
         let stage = &self.layout.stages[device / self.layout.stage_devices()];
         stage.params().iter().map(|&p| self.program.params[p as usize].local_bytes()).sum()
+    }
+}
+
+/// Runs the stages' messages alone: none may wait for ever. Sends are posted, and what is received is taken in the order it was sent.
+fn check_progress(entry: &EntryProgram) -> Result<(), Diagnostic> {
+    let mut at = vec![0; entry.stages.len()];
+    let mut posted: HashMap<(usize, usize), usize> = HashMap::new();
+    loop {
+        let before = at.clone();
+        for (stage, program) in entry.stages.iter().enumerate() {
+            while let Some(step) = program.steps.get(at[stage]) {
+                match *step {
+                    Step::Call { .. } => {}
+                    Step::Send { to, .. } => *posted.entry((stage, to as usize)).or_default() += 1,
+                    Step::Recv { from, .. } => match posted.get_mut(&(from as usize, stage)) {
+                        Some(waiting) if *waiting > 0 => *waiting -= 1,
+                        _ => break,
+                    },
+                }
+                at[stage] += 1;
+            }
+        }
+        if at == before {
+            break;
+        }
+    }
+    match (0..at.len()).find(|&s| at[s] < entry.stages[s].steps.len()) {
+        None => Ok(()),
+        Some(stage) => Err(Diagnostic::input("the artifact is damaged")
+            .at(format!("program.json, entry `{}`", entry.name))
+            .why(format!(
+                "stage {stage} waits for ever in its step {}: stages wait for each other",
+                at[stage]
+            ))
+            .help("compile the model again")),
     }
 }
 

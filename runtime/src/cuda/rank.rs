@@ -3,7 +3,7 @@
 mod queue;
 
 use super::blaslt::Blas;
-use super::control::{Control, Stopped};
+use super::control::{Control, Look, Stopped};
 use super::driver::{Buffer, Context, Event, Failure, Function, Graph, Module, Pinned, Stream};
 use super::mirror::Mirror;
 use super::peers::{Circle, Meeting, Seat};
@@ -12,12 +12,14 @@ use super::ranges::Span;
 use super::room::Room;
 use pcc_ir::Diagnostic;
 use pcc_ir::gpu::{LibraryKernel, library};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 /// What a rank is told to do; each is answered once.
 pub(super) enum Command {
+    /// Joins the other ranks: all have what they need to run.
+    Join,
     /// Copies bytes to an offset of its memory.
     Upload {
         at: u64,
@@ -61,6 +63,10 @@ const ECHOES: [&str; 2] = ["remote process exited", "of the communicator failed"
 
 /// Bytes of a piece that is uploaded at a time.
 pub(super) const PIECE: usize = 16 << 20;
+/// `off`: no run is recorded.
+const GRAPHS_VARIABLE: &str = "PCC_CUDA_GRAPHS";
+/// Set: every instruction is waited for, so that a fault shows at the one that made it.
+pub(super) const SYNC_VARIABLE: &str = "PCC_CUDA_SYNC";
 /// Recorded runs that are kept.
 const GRAPHS: usize = 8;
 
@@ -86,6 +92,10 @@ struct Rank<'m> {
     uploads: usize,
     /// Collectives that compute has not waited for, oldest first: what they touch, and the event after them.
     pending: Vec<(Vec<Span>, Event)>,
+    /// Points that a run passes, so that a wait knows whether it goes on.
+    marks: VecDeque<Event>,
+    /// Whether what is queued is recorded.
+    recording: bool,
     /// Runs by their sizes: how often seen, and the recording.
     graphs: HashMap<Key, (u32, Option<Graph>)>,
 }
@@ -112,6 +122,9 @@ impl Station {
             .why(why.clone());
         if why.contains("OUT_OF_MEMORY") {
             diagnostic = diagnostic.help("other processes may use the GPU's memory; nvidia-smi shows them");
+        } else if why.contains("LAUNCH_FAILED") || why.contains("ILLEGAL") || why.contains("MISALIGNED") {
+            let found = "kernels fail some time after they were queued";
+            diagnostic = diagnostic.help(format!("{found}: {SYNC_VARIABLE}=1 shows at which one"));
         } else if echo {
             diagnostic = diagnostic
                 .help("another rank has failed or was ended; its own message, if it gave one, says more");
@@ -175,10 +188,7 @@ impl Station {
         let fused = fused.collect::<Result<_, _>>().map_err(failed)?;
         let of = |kernel: LibraryKernel| Ok((kernel, module.function(&kernel.symbol(), kernel.shared())?));
         let library = library(program).into_iter().map(of).collect::<Result<_, _>>().map_err(failed)?;
-        let seats = self.seats().map_err(|why| self.broken(&why, "joining the other ranks"))?;
-        let links = seats.keys().filter(|c| matches!(c, Circle::Link { .. }));
-        let links = links.map(|&c| Ok((c, Stream::new()?))).collect::<Result<_, _>>().map_err(failed)?;
-        let rank = Rank {
+        let mut rank = Rank {
             station: self,
             stage,
             memory,
@@ -186,15 +196,17 @@ impl Station {
             extra,
             compute: Stream::new().map_err(failed)?,
             exchange: Stream::new().map_err(failed)?,
-            links,
+            links: HashMap::new(),
             fused,
             library,
-            seats,
+            seats: HashMap::new(),
             blas: self.libraries.then(Blas::find).flatten(),
             pinned: [Pinned::new(PIECE).map_err(failed)?, Pinned::new(PIECE).map_err(failed)?],
             uploaded: [Event::new().map_err(failed)?, Event::new().map_err(failed)?],
             uploads: 0,
             pending: Vec::new(),
+            marks: VecDeque::new(),
+            recording: false,
             graphs: HashMap::new(),
         };
         rank.clear()?;
@@ -210,6 +222,17 @@ impl Station {
     }
 }
 
+impl Drop for Rank<'_> {
+    fn drop(&mut self) {
+        // NCCL waits for the recordings of its work to go before it lets a communicator go; both need memory and streams, which go last.
+        self.graphs.clear();
+        if self.station.control.failure().is_some() {
+            self.abandon();
+        }
+        self.seats.clear();
+    }
+}
+
 impl<'m> Rank<'m> {
     fn failed(&self, doing: &str) -> impl Fn(Failure) -> Stopped + '_ {
         let doing = doing.to_owned();
@@ -217,7 +240,9 @@ impl<'m> Rank<'m> {
     }
 
     fn obey(&mut self, command: Command) -> Result<(), Stopped> {
+        self.station.control.go_on()?;
         match command {
+            Command::Join => self.join(),
             Command::Upload { at, bytes } => self.upload(at, &bytes),
             Command::Settle => self.settle("uploading weights"),
             Command::Run(run) => self.run(&run),
@@ -228,16 +253,26 @@ impl<'m> Rank<'m> {
         }
     }
 
+    /// Takes its seats; with NCCL this returns when all members have theirs.
+    fn join(&mut self) -> Result<(), Stopped> {
+        let doing = "joining the other ranks";
+        self.seats = self.station.seats().map_err(|why| self.station.broken(&why, doing))?;
+        for circle in self.seats.keys().filter(|c| matches!(c, Circle::Link { .. })) {
+            self.links.insert(*circle, Stream::new().map_err(self.failed(doing))?);
+        }
+        Ok(())
+    }
+
     /// After a failure: ends what other ranks may wait for.
     fn abandon(&mut self) {
         self.graphs.clear();
-        for seat in self.seats.values_mut() {
-            seat.communicator.iter_mut().for_each(|c| c.abort());
+        for seat in self.seats.values() {
+            seat.communicator.iter().for_each(|c| c.abort());
         }
     }
 
     /// Zeroes what must not be left as it is: states, inputs and outputs, whose padding the host copies.
-    fn clear(&self) -> Result<(), Stopped> {
+    fn clear(&mut self) -> Result<(), Stopped> {
         self.zero_states()?;
         let io = self.station.plan.layout.io_of(self.station.device);
         let at = self.memory.address + io.offset as u64;
@@ -276,24 +311,32 @@ impl<'m> Rank<'m> {
         let (station, failed) = (self.station, self.failed("uploading weights"));
         let late = || station.late("uploading weights");
         station.control.wait_for(&late, || match self.uploaded[turn].is_done() {
-            Ok(done) => Ok(done.then_some(())),
+            Ok(done) => Ok(done.then_some(()).into()),
             Err(e) => Err(failed(e)),
         })
     }
 
     /// Waits for all streams.
-    fn settle(&self, doing: &str) -> Result<(), Stopped> {
+    fn settle(&mut self, doing: &str) -> Result<(), Stopped> {
         let station = self.station;
         let late = || station.late(doing);
+        let failed = |e: Failure| station.failed(&e, doing);
+        let mut marks = std::mem::take(&mut self.marks);
         let streams = [&self.compute, &self.exchange].into_iter().chain(self.links.values());
         for stream in streams {
             station.control.wait_for(&late, || {
                 if let Some(why) = self.seats.values().find_map(|s| s.communicator.as_ref()?.health().err()) {
                     return Err(station.broken(&why, doing));
                 }
-                match stream.is_done() {
-                    Ok(done) => Ok(done.then_some(())),
-                    Err(e) => Err(station.failed(&e, doing)),
+                if stream.is_done().map_err(failed)? {
+                    return Ok(Look::Found(()));
+                }
+                match marks.front().map(Event::is_done).transpose().map_err(failed)? {
+                    Some(true) => {
+                        marks.pop_front();
+                        Ok(Look::Moved)
+                    }
+                    _ => Ok(Look::Still),
                 }
             })?;
         }
@@ -311,9 +354,7 @@ impl<'m> Rank<'m> {
                 self.compute.launch_graph(graph).map_err(self.failed(&doing))?;
             }
         } else if self.records(key) {
-            self.compute.begin_capture().map_err(self.failed(&doing))?;
-            self.queue(run)?;
-            let graph = self.compute.end_capture().map_err(self.failed(&doing))?;
+            let graph = self.record(run, &doing)?;
             self.compute.launch_graph(&graph).map_err(self.failed(&doing))?;
             if self.graphs.len() >= GRAPHS {
                 self.graphs.retain(|k, _| *k == key);
@@ -327,11 +368,25 @@ impl<'m> Rank<'m> {
         self.copy_outputs(run)
     }
 
+    /// Records what a run queues.
+    fn record(&mut self, run: &Run, doing: &str) -> Result<Graph, Stopped> {
+        self.compute.begin_capture().map_err(self.failed(doing))?;
+        self.recording = true;
+        let queued = self.queue(run);
+        self.recording = false;
+        // Also what could not be recorded to its end: streams must not go on recording.
+        let graph = self.compute.end_capture();
+        queued?;
+        graph.map_err(self.failed(doing))
+    }
+
     /// Whether this run should be recorded: it comes a second time, and ranks meet on devices alone.
     fn records(&mut self, key: Key) -> bool {
         let seen = self.graphs.entry(key).or_default();
         seen.0 = seen.0.saturating_add(1);
-        seen.0 >= 2 && !self.station.meeting.is_local()
+        let alone = self.seats.values().all(|s| s.members == 1);
+        let wanted = std::env::var_os(GRAPHS_VARIABLE).is_none_or(|v| v != "off");
+        seen.0 >= 2 && wanted && (alone || !self.station.meeting.is_local())
     }
 
     /// Queues the copies of the run's inputs; what they come from, to be kept until they are done.
@@ -344,7 +399,7 @@ impl<'m> Rank<'m> {
         Ok(kept)
     }
 
-    fn copy_outputs(&self, run: &Run) -> Result<(), Stopped> {
+    fn copy_outputs(&mut self, run: &Run) -> Result<(), Stopped> {
         let mirror = &self.station.mirror;
         let mut kept = Vec::new();
         for (at, len) in mirror.outputs(self.station.device, run.entry, &run.micro_batches) {

@@ -10,7 +10,7 @@ use crate::layout::ParamSlice;
 use crate::memory::Mapping;
 use crate::params::{self, Progress};
 use pcc_ir::Diagnostic;
-use pcc_ir::gpu::Arch;
+use pcc_ir::gpu::{Arch, LibraryKernel, library};
 use pcc_ir::source::ReadParams;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,10 +85,24 @@ pub(super) fn check_devices(
                     None => "pcc generates no code for this GPU".to_owned(),
                 }));
         }
+        let (shared, needed) = (context.shared().map_err(broken)?, largest_shared(plan));
+        if needed > shared {
+            return Err(Diagnostic::run(format!(
+                "GPU {ordinal} ({}) is too small for the artifact",
+                context.name()
+            ))
+            .why(format!("a block of its kernels needs {needed} bytes of shared memory, it has {shared}"))
+            .help("run it on a data-center GPU: A100, H100, B200"));
+        }
         let (free, total) = context.memory().map_err(broken)?;
         check_room(plan, (ordinal, &context.name()), &ranks, bytes, local, (free, total))?;
     }
     Ok(())
+}
+
+/// Bytes of shared memory that a block of some kernel asks for.
+fn largest_shared(plan: &Plan) -> u32 {
+    library(&plan.program).iter().map(LibraryKernel::shared).max().unwrap_or(0)
 }
 
 fn check_room(

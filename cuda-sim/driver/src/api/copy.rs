@@ -179,6 +179,9 @@ pub extern "C" fn cuMemcpyDtoD_v2(dst: u64, src: u64, bytes: usize) -> Code {
 pub extern "C" fn cuMemcpyAsync(dst: u64, src: u64, bytes: usize, stream: Handle) -> Code {
     call(|turn| {
         let stream = turn.current_stream(stream)?;
+        if turn.is_mutant(Kind::SkipCopy, stream) {
+            return Ok(());
+        }
         turn.copy_any(dst, src, bytes as u64, stream, false)
     })
 }

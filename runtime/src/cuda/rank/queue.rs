@@ -8,7 +8,7 @@ use super::super::plan::Call;
 use super::super::ranges::{self, Span};
 use super::super::room::{MESSAGES, Message};
 use super::super::work::{Among, Move, Work};
-use super::{Rank, Run};
+use super::{Rank, Run, SYNC_VARIABLE};
 use cranelift_entity::EntityRef;
 use pcc_ir::Sizes;
 use pcc_ir::gpu::{LibraryKernel, Shape};
@@ -46,6 +46,7 @@ impl Rank<'_> {
                             scratch: self.room.scratch.map(|at| self.extra.address + at),
                         };
                         self.call(&call, *layer)?;
+                        self.mark()?;
                     }
                     Step::Send { to, tag, slot, bytes } => {
                         self.meet(|_| true).map_err(self.failed("sending"))?;
@@ -64,6 +65,16 @@ impl Rank<'_> {
         }
         self.pending.clear();
         self.join_streams()
+    }
+
+    /// Notes a point that compute will pass.
+    fn mark(&mut self) -> Result<(), Stopped> {
+        if !self.recording {
+            let event = Event::new().map_err(self.failed("marking a point"))?;
+            self.compute.record(&event).map_err(self.failed("marking a point"))?;
+            self.marks.push_back(event);
+        }
+        Ok(())
     }
 
     /// Whatever was queued on other streams is done before what is queued for compute from now on.
@@ -88,6 +99,7 @@ impl Rank<'_> {
 
     fn call(&mut self, call: &Call<'_>, layer: Option<u32>) -> Result<(), Stopped> {
         let func = call.func();
+        let sync = !self.recording && std::env::var_os(SYNC_VARIABLE).is_some();
         for (at, instr) in func.instrs.iter().enumerate() {
             let work = call.work(at);
             if work == Work::Nothing {
@@ -126,6 +138,9 @@ impl Rank<'_> {
                     let number = call.plan.groups.find(call.index, at, self.station.position()).0;
                     self.exchange(Circle::Group { stage: self.stage, number }, moves, spans, &doing)?;
                 }
+            }
+            if sync {
+                self.settle(&doing())?;
             }
         }
         Ok(())
@@ -224,7 +239,7 @@ impl Rank<'_> {
         let buffer = self.extra.address + self.room.gather;
         let control = &self.station.control;
         let gathered = gather(among, seat, board, buffer, &self.exchange, control, &late, &failed)?;
-        gathered.after.iter().try_for_each(|m| self.one_move(seat, m, doing))
+        gathered.iter().try_for_each(|m| self.one_move(seat, m, doing))
     }
 
     /// Offset of a slot in the rank's memory.
