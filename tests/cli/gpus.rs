@@ -2,7 +2,8 @@
 
 use super::models::{self, artifact};
 use super::{Outcome, check_failure, command, fails, finish, folder, json, npz, succeeds};
-use std::path::Path;
+use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
 
 /// What is asked of f32, relative to the largest value; and of bf16, on average.
 const F32: f64 = 2e-5;
@@ -120,9 +121,9 @@ fn other_collectives_and_replicas_equal_the_cpu() {
 fn text_is_generated_as_on_the_cpu() {
     let place = folder();
     let tokenizer = models::tokenizer(place.path());
-    let tokens = |target: &str, more: &[&str]| {
+    let tokens = |mesh: &[&str], target: &str, more: &[&str]| {
         let made =
-            artifact("llama", &[&MESH[..], &["--seq", "16", "--target", target, "--dtype", "f32"]].concat());
+            artifact("llama", &[mesh, &["--seq", "16", "--target", target, "--dtype", "f32"]].concat());
         let made = made.to_str().unwrap();
         let args = [
             "generate",
@@ -137,9 +138,11 @@ fn text_is_generated_as_on_the_cpu() {
         ];
         json(place.path(), &[&args[..], more].concat())["tokens"].clone()
     };
-    let want = tokens("cpu", &[]);
+    let want = tokens(&MESH, "cpu", &[]);
     assert_eq!(want.as_array().unwrap().len(), 6);
-    assert_eq!(tokens("sm_90", &["--device", "cuda-sim"]), want);
+    for mesh in [&MESH[..], &["--tp", "1"]] {
+        assert_eq!(tokens(mesh, "sm_90", &["--device", "cuda-sim"]), want, "{mesh:?}");
+    }
 }
 
 /// Work that nothing orders runs in any order.
@@ -259,6 +262,53 @@ fn unknown_architectures_are_refused() {
             2,
             &[target, "sm_80, sm_90, sm_90a, sm_100a"],
         );
+    }
+}
+
+/// An artifact whose program and PTX were edited by someone who knows the digests.
+fn forged(made: &Path, place: &Path, edit: impl Fn(&mut serde_json::Value, &mut String)) -> PathBuf {
+    let copy = models::copied(made, place);
+    let (program_path, ptx_path) = (copy.join("program.json"), copy.join("kernels.sm_90.ptx"));
+    let mut program = serde_json::from_str(&std::fs::read_to_string(&program_path).unwrap()).unwrap();
+    let mut ptx = std::fs::read_to_string(&ptx_path).unwrap();
+    edit(&mut program, &mut ptx);
+    let digest: String = Sha256::digest(&ptx).iter().map(|b| format!("{b:02x}")).collect();
+    program["target"]["object_digest"] = digest.into();
+    std::fs::write(&ptx_path, ptx).unwrap();
+    std::fs::write(&program_path, program.to_string()).unwrap();
+    models::sign(&copy);
+    copy
+}
+
+/// Nothing that a program or PTX says may let a GPU, or the driver, leave the memory that was planned.
+#[test]
+fn forged_artifacts_are_refused() {
+    type Edit = fn(&mut serde_json::Value, &mut String);
+    let made =
+        artifact("llama", &[&MESH[..], &["--seq", "8", "--target", "sm_90", "--dtype", "f32"]].concat());
+    let edits: [(&str, Edit); 6] =
+        [
+            ("parameters", |_, ptx| {
+                *ptx = ptx
+                    .replacen(".entry", ".entry x(.param .b64 y)\n{ ret; }\n.visible .entry", 1)
+                    .replacen("_param_0,", "_param_0, .param .b64 z,", 1)
+            }),
+            ("kernels", |_, ptx| ptx.clear()),
+            ("kernels", |_, ptx| ptx.truncate(ptx.len() / 2)),
+            ("damaged", |program, _| program["funcs"][0]["shared_bytes"] = 64.into()),
+            ("damaged", |program, _| {
+                let launch = |i: &serde_json::Value| i["kind"]["kernel"].is_object();
+                let instrs = program["funcs"][0]["instrs"].as_array_mut().unwrap();
+                let at = instrs.iter().position(launch).unwrap();
+                let extents = instrs[at]["kind"]["kernel"]["extents"].as_array_mut().unwrap();
+                *extents.last_mut().unwrap() = 0.into();
+            }),
+            ("damaged", |program, _| program["funcs"][0]["instrs"][0]["once"] = true.into()),
+        ];
+    for (word, edit) in edits {
+        let place = folder();
+        let copy = forged(&made, place.path(), edit);
+        refused(&copy, &["--device", "cuda-sim"], &[], 1, &[word]);
     }
 }
 
