@@ -8,14 +8,13 @@
 //! are joined at the end ([`super::attention_join`]).
 
 use super::attention::{Call, Query, Scoring, Sight, View};
-use super::tile::{self, CHUNK, CHUNK_ELEMENTS, Chunk, Fragments, SIDE, Share, Side, Tile};
+use super::attention_keys::Keys;
+use super::tile::{self, CHUNK, CHUNK_ELEMENTS, Fragments, SIDE, Share, Side, Tile};
 use super::value::{Code, Num};
 use crate::ptx::entry::Special;
 use pcc_ir::gpu::WARP;
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 
-/// Key tiles whose positions are looked at together.
-const TOGETHER: u32 = 8;
 /// Registers of a fragment of 16 x 8 results.
 const FRAGMENT: usize = 4;
 
@@ -40,7 +39,7 @@ pub(super) fn emit(call: &Call<'_, '_, '_>) {
 /// One kv head of one row of the batch.
 pub(super) struct Head<'p, 'e, 'c, 'k> {
     pub call: &'p Call<'e, 'c, 'k>,
-    b: Num<'e, 'c>,
+    pub b: Num<'e, 'c>,
     g: Num<'e, 'c>,
     /// Its queries; i32, as their numbers are.
     pub rows: Num<'e, 'c>,
@@ -64,29 +63,20 @@ struct Row<'e, 'c> {
 }
 
 /// Keys or values in shared memory.
-struct Operand<'e, 'c> {
-    share: Share<'e, 'c>,
+pub(super) struct Operand<'e, 'c> {
+    pub share: Share<'e, 'c>,
     fragments: Fragments<'e, 'c>,
     /// Where the tile lies.
-    tile: Num<'e, 'c>,
+    pub tile: Num<'e, 'c>,
     /// The head's first, and bytes to the next.
-    first: Num<'e, 'c>,
-    stride: Num<'e, 'c>,
-}
-
-/// A tile of keys that is worked on next, or is none: its number, positions of the lane's keys (every 32nd).
-#[derive(Clone)]
-struct Keys<'e, 'c> {
-    number: Num<'e, 'c>,
-    /// Which of the tiles that were looked at together have keys that are seen, and of which all rows see all.
-    marks: Num<'e, 'c>,
-    k_pos: Vec<Num<'e, 'c>>,
+    pub first: Num<'e, 'c>,
+    pub stride: Num<'e, 'c>,
 }
 
 /// What a lane carries from tile to tile: of each of its rows the largest score and its sum of weights, and its sums of weighted values,
 /// fragment by fragment.
 pub(super) struct State<'e, 'c> {
-    keys: Keys<'e, 'c>,
+    pub keys: Keys<'e, 'c>,
     pub max: Vec<Num<'e, 'c>>,
     pub sum: Vec<Num<'e, 'c>>,
     pub out: Vec<Num<'e, 'c>>,
@@ -111,16 +101,16 @@ pub(super) struct Block<'p, 'e, 'c, 'k> {
     /// The lane's: two of each strip.
     rows: Vec<Row<'e, 'c>>,
     /// What some row sees, and what every row does.
-    some: Sight<'e, 'c>,
-    every: Sight<'e, 'c>,
+    pub some: Sight<'e, 'c>,
+    pub every: Sight<'e, 'c>,
     k: Operand<'e, 'c>,
     v: Operand<'e, 'c>,
     /// Where the lane keeps its part of the queries, and what it notes of its rows, unless in registers.
     q_shared: Num<'e, 'c>,
     notes: Option<Num<'e, 'c>>,
     /// Keys of a tile, and the tiles that the warp works on.
-    keys: u32,
-    tiles: Num<'e, 'c>,
+    pub keys: u32,
+    pub tiles: Num<'e, 'c>,
 }
 
 /// Which of a strip's two rows of a lane a register of its fragments is of.
@@ -193,7 +183,7 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
     }
 
     /// The place among the head's tiles of a number among those that the warp works on.
-    fn tile_place(&self, number: Num<'e, 'c>) -> Num<'e, 'c> {
+    pub fn tile_place(&self, number: Num<'e, 'c>) -> Num<'e, 'c> {
         if self.few { number * self.head.call.kernel.warps() + self.warp } else { number }
     }
 
@@ -207,7 +197,7 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
     }
 
     /// Keys of a lane.
-    fn lane_keys(&self) -> usize {
+    pub fn lane_keys(&self) -> usize {
         (self.keys / WARP) as usize
     }
 
@@ -320,86 +310,6 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
         self.q_shared.bytes(i64::from(number as u32 * threads * CHUNK))
     }
 
-    /// The positions of the lane's keys of a tile; -1 where there are none.
-    fn positions(&self, number: Num<'e, 'c>) -> Vec<Num<'e, 'c>> {
-        let (call, code) = (self.head.call, self.code());
-        let position = |i: u32| {
-            let key = self.tile_place(number).long() * self.keys + (self.lane + i * WARP).long();
-            let at = call.k_pos.at(&[self.head.b, key.min(call.t - 1i64)]);
-            key.lt(call.t).choose(at.load_words(1)[0], code.i32(-1))
-        };
-        (0..self.keys / WARP).map(position).collect()
-    }
-
-    /// The next tile of which some row sees something.
-    fn next(&self, from: &Keys<'e, 'c>) -> Keys<'e, 'c> {
-        let code = self.code();
-        let mark = |number: Num<'e, 'c>, marks: Num<'e, 'c>| (marks >> (number & (TOGETHER - 1))) & 1u32;
-        let state = code.repeat(
-            &[from.number + 1i64, from.marks, code.i32(0)],
-            |state| state[2].eq(0i64),
-            |state| {
-                let (number, marks) = (state[0], state[1]);
-                let begins = (number & (TOGETHER - 1)).eq(0i64) & number.lt(self.tiles);
-                let marks = code.either(begins, || vec![self.marks(number)], || vec![marks])[0];
-                let found = self.tiles.le(number) | mark(number, marks).eq(1i64);
-                vec![found.choose(number, number + 1i64), marks, found.int()]
-            },
-        );
-        let (number, marks) = (state[0], state[1]);
-        let none = || vec![code.i32(-1); self.lane_keys()];
-        let k_pos = code.either(number.lt(self.tiles), || self.positions(number), none);
-        Keys { number, marks, k_pos }
-    }
-
-    /// Bit i: some row sees a key of tile `number + i`; bit 8 + i: all rows see all its keys.
-    fn marks(&self, number: Num<'e, 'c>) -> Num<'e, 'c> {
-        let code = self.code();
-        let one = |i: u32| {
-            let positions = self.positions(number + i);
-            let over = |sight: Sight<'e, 'c>, all: bool| {
-                let sees = positions.iter().map(|&k_pos| sight.sees(k_pos));
-                sees.reduce(|a, b| if all { a & b } else { a | b }).unwrap_or(code.i32(0).ne(0i64))
-            };
-            let some = over(self.some, false).ballot().ne(0i64).int();
-            let every = over(self.every, true).ballot().eq(-1i64).int();
-            some << i | every << (TOGETHER + i)
-        };
-        (0..TOGETHER).map(one).fold(code.i32(0), |marks, bits| marks | bits)
-    }
-
-    /// Copies the thread's chunks of a tile: zeros for keys before or behind all that the rows see.
-    fn copy(&self, operand: &Operand<'e, 'c>, keys: &Keys<'e, 'c>) {
-        let code = self.code();
-        let seen: Vec<Num> = keys.k_pos.iter().map(|&k_pos| self.some.sees(k_pos).ballot()).collect();
-        let first = operand.first.bytes(self.tile_place(keys.number).long() * self.keys * operand.stride);
-        let place = |chunk: &Chunk<'e, 'c>| {
-            first.bytes(chunk.row.long() * operand.stride + (chunk.chunk * CHUNK).long())
-        };
-        let copy = |chunk: Chunk<'e, 'c>, from: Num<'e, 'c>, seen: Num<'e, 'c>| {
-            tile::copy(code, operand.tile.bytes(chunk.at.long()), from, (seen & 1u32) * CHUNK);
-        };
-        match operand.share.rows_apart() {
-            // The number of a chunk says which lanes' keys it is of.
-            Some(apart) if apart <= WARP => {
-                let mut chunks = operand.share.column(apart).peekable();
-                let Some(begin) = chunks.peek().map(|c| (c.row, place(c))) else { return };
-                let mut next = begin.1;
-                for (i, chunk) in (0..).zip(chunks) {
-                    let word = seen[(i * apart / WARP) as usize];
-                    copy(chunk, next, (word >> begin.0) >> (i * apart % WARP));
-                    next = next.bytes(operand.stride * apart);
-                }
-            }
-            _ => operand.share.each(code, |chunk| {
-                let word = chunk.row.lt(i64::from(WARP)).choose(seen[0], seen[seen.len() - 1]);
-                let from = place(&chunk);
-                let seen = word >> (chunk.row & (WARP - 1));
-                copy(chunk, from, seen);
-            }),
-        }
-    }
-
     /// The products of the warp's queries and a tile's keys: of each strip fragments from left to right.
     fn scores(&self, queries: &[[Num<'e, 'c>; 4]]) -> Vec<Num<'e, 'c>> {
         let (code, kernel) = (self.code(), self.head.call.kernel);
@@ -439,7 +349,7 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
     fn hide(&self, products: &[Num<'e, 'c>], keys: &Keys<'e, 'c>) -> Vec<Num<'e, 'c>> {
         let (call, code) = (self.head.call, self.code());
         let scaled = products.iter().map(|&x| call.scaled(x)).collect::<Vec<_>>();
-        let every = (keys.marks >> ((keys.number & (TOGETHER - 1)) + TOGETHER)) & 1u32;
+        let every = keys.all_seen();
         let of_strip = (self.keys / 8) as usize * FRAGMENT;
         let place = |i: usize| {
             let (_, col) = tile::place(self.lane, (i % 2) as u32);
@@ -458,7 +368,7 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
             (0..scores.len()).map(one).collect::<Vec<_>>()
         };
         if !call.kernel.slopes {
-            return code.either(every.eq(1i64), || scaled.clone(), || hidden(&scaled, &positions()));
+            return code.either(every, || scaled.clone(), || hidden(&scaled, &positions()));
         }
         let k_pos = positions();
         let biased: Vec<Num> = scaled
@@ -466,7 +376,7 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
             .enumerate()
             .map(|(i, &x)| call.biased(x, self.rows[row(i)].scoring, k_pos[i]))
             .collect();
-        code.either(every.eq(1i64), || biased.clone(), || hidden(&biased, &k_pos))
+        code.either(every, || biased.clone(), || hidden(&biased, &k_pos))
     }
 
     /// The weights of a tile's keys, and the state with the new maxima and sums of weights, by which what is summed is corrected. Each lane

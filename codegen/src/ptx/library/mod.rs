@@ -3,6 +3,7 @@
 mod accumulator;
 mod attention;
 mod attention_join;
+mod attention_keys;
 mod attention_mma;
 mod attention_simt;
 mod flat;
