@@ -29,16 +29,14 @@ pub enum AttentionPath {
     /// offsets multiples of 16 bytes. The queries of one kv head, `s * r` of them (position major: row = position * r + head of the
     /// group), are the rows of one problem.
     Mma,
+    /// As `Mma`, of heads of at most 128, with twice the rows: keys and values in shared memory are read half as often.
+    Wide,
     /// As `Mma`, for at most [`FEW_ROWS`] such rows, as of a decode step: the warps of a block take different keys.
     Few,
 }
 
-/// Rows of a block of [`AttentionPath::Mma`]: 16 a warp.
-pub const MMA_ROWS: u32 = 64;
-/// Rows of a block of [`AttentionPath::Few`].
+/// Rows that a block of [`AttentionPath::Few`] has, as each of its warps does.
 pub const FEW_ROWS: u32 = 16;
-/// Queries of a block of [`AttentionPath::Simt`]: one a warp.
-pub const SIMT_ROWS: u32 = 4;
 
 impl AttentionKernel {
     /// The kernel for a call: depends on the program alone, not on the run.
@@ -56,13 +54,17 @@ impl AttentionKernel {
             && heads(d)
             && heads(e)
             && [&call.q, &call.k, &call.v, &call.out].into_iter().all(fits);
-        let few = call.s.full.saturating_mul(call.r.full) <= FEW_ROWS.into();
+        let path = match call.s.full.saturating_mul(call.r.full) {
+            _ if !cores => AttentionPath::Simt,
+            rows if rows <= FEW_ROWS.into() => AttentionPath::Few,
+            // Biases and soft caps need registers, too.
+            rows if rows > 64 && d <= 128 && e <= 128 && call.slopes.is_none() && call.softcap.is_none() => {
+                AttentionPath::Wide
+            }
+            _ => AttentionPath::Mma,
+        };
         Self {
-            path: match (cores, few) {
-                (true, true) => AttentionPath::Few,
-                (true, false) => AttentionPath::Mma,
-                (false, _) => AttentionPath::Simt,
-            },
+            path,
             dtype,
             d,
             e,
@@ -75,53 +77,80 @@ impl AttentionKernel {
     }
 
     /// Parameters, in order: pointers q, k, v, q_pos, k_pos, slopes, out (null where the call has none); b, s, t, g, r; strides in elements in the
-    /// order of the call's: q 5, k 4, v 4, q_pos 2, k_pos 2, slopes 2, out 5; scale (f32), softcap (f32), window (i64).
+    /// order of the call's: q 5, k 4, v 4, q_pos 2, k_pos 2, slopes 2, out 5; scale (f32), softcap (f32), window (i64). On tensor cores `s * r` and
+    /// `b * g` are below 2^31.
     pub const PARAMS: usize = 7 + 5 + 24 + 3;
 
     /// How to launch it: x over tiles of rows, y over `b * g` (`b * g * r` for Simt, where a row is a position); the kernel goes on at `+ gridDim`
     /// in y.
     pub fn shape(&self, b: u64, s: u64, g: u64, r: u64) -> Shape {
-        let (rows, tile, heads) = match self.path {
-            AttentionPath::Simt => (s, SIMT_ROWS, b * g * r),
-            AttentionPath::Mma => (s * r, MMA_ROWS, b * g),
-            AttentionPath::Few => (s * r, FEW_ROWS, b * g),
+        let (rows, heads) = match self.path {
+            AttentionPath::Simt => (s, b * g * r),
+            AttentionPath::Mma | AttentionPath::Wide | AttentionPath::Few => (s * r, b * g),
         };
+        let tile = self.rows();
         let tiles = u32::try_from(rows.div_ceil(tile.into())).unwrap_or(u32::MAX);
         let threads = self.warps() * super::WARP;
         // A tile of keys and one of values, which with `Few` every warp has for itself.
         let tiles_bytes = self.tile_keys() * (self.d + self.e) * 2;
-        let queries = if self.queries_shared() { threads * self.d } else { 0 };
+        let queries = if self.queries_shared() { threads * self.d * self.warp_rows() / 16 } else { 0 };
+        let notes = if self.notes_shared() { threads * self.warp_rows() * 2 } else { 0 };
         let shared = match self.path {
             AttentionPath::Simt => 0,
-            AttentionPath::Mma => tiles_bytes + queries,
-            AttentionPath::Few => tiles_bytes * self.warps() + queries,
+            AttentionPath::Mma | AttentionPath::Wide => tiles_bytes + queries + notes,
+            AttentionPath::Few => tiles_bytes * self.warps() + queries + notes,
         };
         Shape { grid: [tiles.max(1), heads.clamp(1, 65535) as u32, 1], threads, shared }
+    }
+
+    /// Rows of a block.
+    pub fn rows(&self) -> u32 {
+        match self.path {
+            AttentionPath::Few => FEW_ROWS,
+            _ => self.warps() * self.warp_rows(),
+        }
+    }
+
+    /// Rows of a warp.
+    pub fn warp_rows(&self) -> u32 {
+        match self.path {
+            AttentionPath::Simt => 1,
+            AttentionPath::Wide => 32,
+            AttentionPath::Mma | AttentionPath::Few => 16,
+        }
     }
 
     /// Warps of a block.
     pub fn warps(&self) -> u32 {
         match self.path {
-            AttentionPath::Simt => SIMT_ROWS,
-            AttentionPath::Mma => MMA_ROWS / 16,
+            AttentionPath::Simt | AttentionPath::Mma | AttentionPath::Wide => 4,
             // As many as have room for tiles of their own in 160 KiB.
-            AttentionPath::Few => {
-                if self.d + self.e <= 256 {
-                    8
-                } else {
-                    4
-                }
-            }
+            AttentionPath::Few if self.d + self.e <= 256 => 8,
+            AttentionPath::Few => 4,
         }
     }
 
     /// Keys that tensor cores work on at a time: of long values fewer, whose scores need fewer registers.
     pub fn tile_keys(&self) -> u32 {
-        if self.e > 128 || self.path == AttentionPath::Few { 32 } else { 64 }
+        let few = match self.path {
+            AttentionPath::Few => true,
+            AttentionPath::Wide => self.e > 64,
+            AttentionPath::Mma | AttentionPath::Simt => self.e > 128,
+        };
+        if few { 32 } else { 64 }
+    }
+
+    /// Whether what threads need to know of their rows now and then lies in shared memory.
+    pub fn notes_shared(&self) -> bool {
+        match self.path {
+            AttentionPath::Wide => true,
+            AttentionPath::Few => self.e > 128 && self.d <= 128,
+            AttentionPath::Mma | AttentionPath::Simt => false,
+        }
     }
 
     /// Whether queries lie in shared memory: with long heads registers are too few for them besides the results.
     pub fn queries_shared(&self) -> bool {
-        self.d > 128
+        self.d * self.warp_rows() > 128 * 16 || self.path == AttentionPath::Wide && self.e > 64
     }
 }

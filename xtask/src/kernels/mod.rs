@@ -24,7 +24,8 @@ pub(crate) const FOLDER: &str = "PCC_TEST_PTX";
 const ARCHS: [&str; 4] = ["sm_80", "sm_90", "sm_90a", "sm_100a"];
 
 /// What runs on tensor cores, by the beginning of its symbol, and the instruction that shows it.
-const TENSOR_CORES: [&str; 3] = ["pcc_gemm_mma_", "pcc_attention_mma_", "pcc_attention_few_"];
+const TENSOR_CORES: [&str; 4] =
+    ["pcc_gemm_mma_", "pcc_attention_mma_", "pcc_attention_wide_", "pcc_attention_few_"];
 const TENSOR_CORE_INSTRUCTION: &str = "HMMA";
 
 /// `cargo xtask kernels [--arch A]`.

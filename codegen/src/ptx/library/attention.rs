@@ -13,7 +13,7 @@ pub(super) fn emit(code: Code<'_, '_>, kernel: &AttentionKernel) {
     let call = Call::of(code, kernel);
     match kernel.path {
         AttentionPath::Simt => attention_simt::emit(&call),
-        AttentionPath::Mma | AttentionPath::Few => attention_mma::emit(&call),
+        AttentionPath::Mma | AttentionPath::Wide | AttentionPath::Few => attention_mma::emit(&call),
     }
 }
 

@@ -45,10 +45,9 @@ impl<'e, 'c> Block<'_, 'e, 'c, '_> {
             };
             let (maxima, sums) = (of_row(maxima), of_row(sums));
             let max = maxima[1..].iter().fold(maxima[0], |most, &x| most.max(x));
-            let base = call.base(max);
             let (mut sum, mut values) = (code.f32(0.0), [code.f32(0.0); 2]);
             for warp in 0..warps as usize {
-                let weight = (maxima[warp] - base).exp2();
+                let weight = (maxima[warp] - max).exp2();
                 sum = weight.fma(sums[warp], sum);
                 let at = code.shared().bytes(i64::from(warp as u32 * region));
                 let mine = at.bytes((row * line + col * 4u32).long()).load_run(DType::F32, 2);
@@ -56,7 +55,7 @@ impl<'e, 'c> Block<'_, 'e, 'c, '_> {
             }
             let normaliser = call.normaliser(sum);
             let [low, high] = values.map(|x| x * normaliser);
-            let row = self.first + row.long();
+            let row = self.first + row;
             code.when(row.lt(self.head.rows), || {
                 let query = self.head.query(row);
                 let to = call.out.at(&[query.b, query.s, query.g, query.r]).bytes(col.long() * 2u32);

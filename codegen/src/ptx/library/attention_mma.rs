@@ -8,29 +8,29 @@
 //! are joined at the end ([`super::attention_join`]).
 
 use super::attention::{Call, Query, Scoring, Sight, View};
+use super::attention_keys::Keys;
 use super::tile::{self, CHUNK, CHUNK_ELEMENTS, Fragments, SIDE, Share, Side, Tile};
 use super::value::{Code, Num};
 use crate::ptx::entry::Special;
 use pcc_ir::gpu::WARP;
-use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, FEW_ROWS, MMA_ROWS};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 
-/// Key tiles whose positions are looked at together.
-const TOGETHER: u32 = 8;
 /// Registers of a fragment of 16 x 8 results.
 const FRAGMENT: usize = 4;
 
 /// Builds the body of the kernel.
 pub(super) fn emit(call: &Call<'_, '_, '_>) {
     let code = call.code;
-    let special = |which| code.special(which).long();
-    let rows = call.s * call.r;
-    let of_block = if call.kernel.path == AttentionPath::Few { FEW_ROWS } else { MMA_ROWS };
+    let rows = (call.s * call.r).int();
+    let of_block = call.kernel.rows();
     // The last rows see the most keys under a causal mask: they are begun first.
-    let tile = rows.tiles(of_block) - 1i64 - special(Special::BlockX);
+    let tile = rows.tiles(of_block) - 1i64 - code.special(Special::BlockX);
     code.when(tile.gt(-1i64), || {
-        let heads = (special(Special::BlockY), call.b * call.g);
-        code.each(heads, special(Special::BlocksY), |y| {
-            let head = Head { call, b: y.quotient(call.g), g: y.remainder(call.g), rows };
+        let heads = (code.special(Special::BlockY), (call.b * call.g).int());
+        code.each(heads, code.special(Special::BlocksY), |y| {
+            let b = y.quotient(call.g.int());
+            let g = y - b * call.g.int();
+            let head = Head { call, b: b.long(), g: g.long(), rows };
             Block::of(&head, tile * of_block).run();
         });
     });
@@ -39,17 +39,18 @@ pub(super) fn emit(call: &Call<'_, '_, '_>) {
 /// One kv head of one row of the batch.
 pub(super) struct Head<'p, 'e, 'c, 'k> {
     pub call: &'p Call<'e, 'c, 'k>,
-    b: Num<'e, 'c>,
+    pub b: Num<'e, 'c>,
     g: Num<'e, 'c>,
-    /// Its queries.
+    /// Its queries; i32, as their numbers are.
     pub rows: Num<'e, 'c>,
 }
 
 impl<'e, 'c> Head<'_, 'e, 'c, '_> {
     /// The query of a row; beyond the last one, the last.
     pub fn query(&self, row: Num<'e, 'c>) -> Query<'e, 'c> {
-        let row = row.min(self.rows - 1i64);
-        Query { b: self.b, s: row.quotient(self.call.r), g: self.g, r: row.remainder(self.call.r) }
+        let (row, group) = (row.min(self.rows - 1i64), self.call.r.int());
+        let s = row.quotient(group);
+        Query { b: self.b, s: s.long(), g: self.g, r: (row - s * group).long() }
     }
 }
 
@@ -62,44 +63,29 @@ struct Row<'e, 'c> {
 }
 
 /// Keys or values in shared memory.
-struct Operand<'e, 'c> {
-    share: Share<'e, 'c>,
+pub(super) struct Operand<'e, 'c> {
+    pub share: Share<'e, 'c>,
     fragments: Fragments<'e, 'c>,
     /// Where the tile lies.
-    tile: Num<'e, 'c>,
+    pub tile: Num<'e, 'c>,
     /// The head's first, and bytes to the next.
-    first: Num<'e, 'c>,
-    stride: Num<'e, 'c>,
+    pub first: Num<'e, 'c>,
+    pub stride: Num<'e, 'c>,
 }
 
-/// A tile of keys that is worked on next, or is none: its number, positions of the lane's keys (every 32nd).
-#[derive(Clone)]
-struct Keys<'e, 'c> {
-    number: Num<'e, 'c>,
-    /// Which of the tiles that were looked at together have keys that are seen, and of which all rows see all.
-    marks: Num<'e, 'c>,
-    k_pos: Vec<Num<'e, 'c>>,
-}
-
-/// What a lane carries from tile to tile, of its two rows: the largest scores, its sums of weights, and of weighted values.
+/// What a lane carries from tile to tile: of each of its rows the largest score and its sum of weights, and its sums of weighted values,
+/// fragment by fragment.
 pub(super) struct State<'e, 'c> {
-    keys: Keys<'e, 'c>,
-    pub max: [Num<'e, 'c>; 2],
-    pub sum: [Num<'e, 'c>; 2],
+    pub keys: Keys<'e, 'c>,
+    pub max: Vec<Num<'e, 'c>>,
+    pub sum: Vec<Num<'e, 'c>>,
     pub out: Vec<Num<'e, 'c>>,
 }
 
 impl<'e, 'c> State<'e, 'c> {
     fn values(self) -> Vec<Num<'e, 'c>> {
         let Keys { number, marks, k_pos } = self.keys;
-        [vec![number, marks], self.max.to_vec(), self.sum.to_vec(), k_pos, self.out].concat()
-    }
-
-    /// The inverse, of tiles of so many keys a lane.
-    fn of(values: &[Num<'e, 'c>], keys: usize) -> Self {
-        let (k_pos, out) = values[6..].split_at(keys);
-        let keys = Keys { number: values[0], marks: values[1], k_pos: k_pos.to_vec() };
-        State { keys, max: [values[2], values[3]], sum: [values[4], values[5]], out: out.to_vec() }
+        [vec![number, marks], k_pos, self.max, self.sum, self.out].concat()
     }
 }
 
@@ -112,20 +98,22 @@ pub(super) struct Block<'p, 'e, 'c, 'k> {
     few: bool,
     pub warp: Num<'e, 'c>,
     pub lane: Num<'e, 'c>,
-    rows: [Row<'e, 'c>; 2],
+    /// The lane's: two of each strip.
+    rows: Vec<Row<'e, 'c>>,
     /// What some row sees, and what every row does.
-    some: Sight<'e, 'c>,
-    every: Sight<'e, 'c>,
+    pub some: Sight<'e, 'c>,
+    pub every: Sight<'e, 'c>,
     k: Operand<'e, 'c>,
     v: Operand<'e, 'c>,
-    /// Where the lane keeps its part of the queries, unless in registers.
+    /// Where the lane keeps its part of the queries, and what it notes of its rows, unless in registers.
     q_shared: Num<'e, 'c>,
+    notes: Option<Num<'e, 'c>>,
     /// Keys of a tile, and the tiles that the warp works on.
-    keys: u32,
-    tiles: Num<'e, 'c>,
+    pub keys: u32,
+    pub tiles: Num<'e, 'c>,
 }
 
-/// Registers of a fragment of 16 x 8 results are of this one of a lane's two rows.
+/// Which of a strip's two rows of a lane a register of its fragments is of.
 pub(super) fn row_of(register: usize) -> usize {
     register % FRAGMENT / 2
 }
@@ -138,15 +126,21 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
             (call.kernel.path == AttentionPath::Few, call.kernel.tile_keys(), call.kernel.warps());
         let (thread, lane) = (code.special(Special::Thread), code.special(Special::Lane));
         let warp = thread >> 5u32;
-        let row = |half: u32| {
-            let (row, _) = tile::place(lane, half * 2);
-            let row = first + if few { row } else { warp * SIDE + row }.long();
+        let strips = call.kernel.warp_rows() / SIDE;
+        let row = |number: u32| {
+            let (row, _) = tile::place(lane, number % 2 * 2);
+            let strip = code.i32((number / 2) as i32) + if few { code.i32(0) } else { warp * strips };
+            let row = first + strip * SIDE + row;
             let query = head.query(row);
             let (sight, scoring) = (call.sight(query), call.scoring(query));
             Row { query, inside: row.lt(head.rows), sight, scoring }
         };
-        let sight = |row: Num<'e, 'c>| call.sight(head.query(first + row.long()));
-        let sights = if few { vec![sight(lane & (SIDE - 1))] } else { vec![sight(lane), sight(lane + WARP)] };
+        let sight = |row: Num<'e, 'c>| call.sight(head.query(first + row));
+        let sights: Vec<Sight> = if few {
+            vec![sight(lane & (SIDE - 1))]
+        } else {
+            (0..call.kernel.rows() / WARP).map(|i| sight(lane + i * WARP)).collect()
+        };
         let over = |pick: fn(&Sight<'e, 'c>) -> Num<'e, 'c>, most: bool| {
             let better = |a: Num<'e, 'c>, b| if most { a.max(b) } else { a.min(b) };
             let mine = sights.iter().map(pick).reduce(better).unwrap_or(lane);
@@ -168,25 +162,28 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
         };
         let tiles = call.t.tiles(keys).int();
         let all_tiles = if few { tiles_bytes * warps } else { tiles_bytes };
+        let q_shared = shared.bytes(i64::from(all_tiles)).bytes(thread.long() * CHUNK);
+        let of_queries = if call.kernel.queries_shared() { d * strips * warps * WARP } else { 0 };
         Block {
             head,
             first,
             few,
             warp,
             lane,
-            rows: [row(0), row(1)],
+            rows: (0..strips * 2).map(row).collect(),
             some: Sight { low: over(|s| s.low, false), high: over(|s| s.high, true) },
             every: Sight { low: over(|s| s.low, true), high: over(|s| s.high, false) },
             k: operand(&call.k, 0, d, true),
             v: operand(&call.v, keys * d * 2, e, false),
-            q_shared: shared.bytes(i64::from(all_tiles)).bytes(thread.long() * CHUNK),
+            q_shared,
+            notes: call.kernel.notes_shared().then(|| q_shared.bytes(i64::from(of_queries))),
             keys,
             tiles: if few { (tiles + (warps - 1) - warp).quotient(warps) } else { tiles },
         }
     }
 
     /// The place among the head's tiles of a number among those that the warp works on.
-    fn tile_place(&self, number: Num<'e, 'c>) -> Num<'e, 'c> {
+    pub fn tile_place(&self, number: Num<'e, 'c>) -> Num<'e, 'c> {
         if self.few { number * self.head.call.kernel.warps() + self.warp } else { number }
     }
 
@@ -200,26 +197,65 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
     }
 
     /// Keys of a lane.
-    fn lane_keys(&self) -> usize {
+    pub fn lane_keys(&self) -> usize {
         (self.keys / WARP) as usize
+    }
+
+    /// The state that values of [`State::values`] are of.
+    fn state(&self, values: &[Num<'e, 'c>]) -> State<'e, 'c> {
+        let (keys, rest) = values.split_at(2 + self.lane_keys());
+        let (max, rest) = rest.split_at(self.rows.len());
+        let (sum, out) = rest.split_at(self.rows.len());
+        let keys = Keys { number: keys[0], marks: keys[1], k_pos: keys[2..].to_vec() };
+        State { keys, max: max.to_vec(), sum: sum.to_vec(), out: out.to_vec() }
+    }
+
+    /// Where the lane notes what it needs to know of a row now and then: what it sees, position and head; as the head -1 if there is no such
+    /// row.
+    fn note(&self, row: usize) -> Option<Num<'e, 'c>> {
+        let threads = self.head.call.kernel.warps() * WARP;
+        self.notes.map(|notes| notes.bytes(i64::from(row as u32 * threads * CHUNK)))
+    }
+
+    /// What a row of the lane sees.
+    fn sight(&self, row: usize) -> Sight<'e, 'c> {
+        let Some(note) = self.note(row) else { return self.rows[row].sight };
+        let words = note.load_words(4);
+        Sight { low: words[0], high: words[1] }
+    }
+
+    /// The query of a row of the lane, and whether there is one.
+    fn query(&self, row: usize) -> (Query<'e, 'c>, Num<'e, 'c>) {
+        let Row { query, inside, .. } = self.rows[row];
+        let Some(note) = self.note(row) else { return (query, inside) };
+        let words = note.load_words(4);
+        (Query { s: words[2].long(), r: words[3].long(), ..query }, words[3].gt(-1i64))
     }
 
     fn run(&self) {
         let (code, kernel) = (self.code(), self.head.call.kernel);
         let queries = self.queries();
+        for (number, Row { query, sight, inside, .. }) in self.rows.iter().enumerate() {
+            if let Some(note) = self.note(number) {
+                let head = inside.choose(query.r.int(), -1i64);
+                note.store_words(&[sight.low, sight.high, query.s.int(), head]);
+            }
+        }
         let none = Keys { number: code.i32(-1), marks: code.i32(0), k_pos: vec![] };
         let keys = self.next(&none);
         code.when(keys.number.lt(self.tiles), || self.copy(&self.k, &keys));
         tile::commit(code);
-        let zero = code.f32(0.0);
-        let out = vec![zero; kernel.e as usize / 2];
-        let first = State { keys, max: [code.f32(f32::NEG_INFINITY); 2], sum: [zero; 2], out };
+        let all = |x: f32, count: usize| vec![code.f32(x); count];
+        let rows = self.rows.len();
+        let out = all(0.0, rows * kernel.e as usize / 4);
+        // Finite, so that what is not seen, minus infinity, has no weight beside it.
+        let first = State { keys, max: all(f32::MIN, rows), sum: all(0.0, rows), out };
         let last = code.repeat(
             &first.values(),
-            |values| State::of(values, self.lane_keys()).keys.number.lt(self.tiles),
-            |values| self.turn(&queries, State::of(values, self.lane_keys())).values(),
+            |values| self.state(values).keys.number.lt(self.tiles),
+            |values| self.turn(&queries, self.state(values)).values(),
         );
-        let state = State::of(&last, self.lane_keys());
+        let state = self.state(&last);
         if self.few { self.join(&state) } else { self.store(&state) }
     }
 
@@ -244,126 +280,56 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
         State { keys: next, ..state }
     }
 
-    /// The fragments of the warp's queries, or none if they lie in shared memory.
+    /// The fragments of the warp's queries, depth by depth those of each strip; none if they lie in shared memory.
     fn queries(&self) -> Vec<[Num<'e, 'c>; 4]> {
         let (call, kernel) = (self.head.call, self.head.call.kernel);
         let rows: Vec<Num> =
             self.rows.iter().map(|Row { query: q, .. }| call.q.at(&[q.b, q.s, q.g, q.r])).collect();
-        let load = |depth: u32| {
+        let strips = rows.len() / 2;
+        let load = |number: usize| {
+            let (depth, strip) = ((number / strips) as u32, number % strips);
             [0, 1, 2, 3].map(|i: u32| {
                 let (_, col) = tile::place(self.lane, 0);
                 let col = col + depth * SIDE + i / 2 * 8;
-                rows[(i % 2) as usize].bytes(col.long() * 2u32).load_words(1)[0]
+                rows[strip * 2 + (i % 2) as usize].bytes(col.long() * 2u32).load_words(1)[0]
             })
         };
-        let fragments = (0..kernel.d / SIDE).map(load);
+        let fragments = (0..(kernel.d / SIDE) as usize * strips).map(load);
         if !kernel.queries_shared() {
             return fragments.collect();
         }
-        for (depth, fragment) in fragments.enumerate() {
-            self.query_place(depth as u32).store_words(&fragment);
+        for (number, fragment) in fragments.enumerate() {
+            self.query_place(number).store_words(&fragment);
         }
         vec![]
     }
 
     /// Where a lane keeps a fragment that only itself reads.
-    fn query_place(&self, depth: u32) -> Num<'e, 'c> {
-        self.q_shared.bytes(i64::from(depth * self.head.call.kernel.warps() * WARP * CHUNK))
+    fn query_place(&self, number: usize) -> Num<'e, 'c> {
+        let threads = self.head.call.kernel.warps() * WARP;
+        self.q_shared.bytes(i64::from(number as u32 * threads * CHUNK))
     }
 
-    /// The positions of the lane's keys of a tile; -1 where there are none.
-    fn positions(&self, number: Num<'e, 'c>) -> Vec<Num<'e, 'c>> {
-        let (call, code) = (self.head.call, self.code());
-        let position = |i: u32| {
-            let key = self.tile_place(number).long() * self.keys + (self.lane + i * WARP).long();
-            let at = call.k_pos.at(&[self.head.b, key.min(call.t - 1i64)]);
-            key.lt(call.t).choose(at.load_words(1)[0], code.i32(-1))
-        };
-        (0..self.keys / WARP).map(position).collect()
-    }
-
-    /// The next tile of which some row sees something.
-    fn next(&self, from: &Keys<'e, 'c>) -> Keys<'e, 'c> {
-        let code = self.code();
-        let mark = |number: Num<'e, 'c>, marks: Num<'e, 'c>| (marks >> (number & (TOGETHER - 1))) & 1u32;
-        let state = code.repeat(
-            &[from.number + 1i64, from.marks, code.i32(0)],
-            |state| state[2].eq(0i64),
-            |state| {
-                let (number, marks) = (state[0], state[1]);
-                let begins = (number & (TOGETHER - 1)).eq(0i64) & number.lt(self.tiles);
-                let marks = code.either(begins, || vec![self.marks(number)], || vec![marks])[0];
-                let found = self.tiles.le(number) | mark(number, marks).eq(1i64);
-                vec![found.choose(number, number + 1i64), marks, found.int()]
-            },
-        );
-        let (number, marks) = (state[0], state[1]);
-        let none = || vec![code.i32(-1); self.lane_keys()];
-        let k_pos = code.either(number.lt(self.tiles), || self.positions(number), none);
-        Keys { number, marks, k_pos }
-    }
-
-    /// Bit i: some row sees a key of tile `number + i`; bit 8 + i: all rows see all its keys.
-    fn marks(&self, number: Num<'e, 'c>) -> Num<'e, 'c> {
-        let code = self.code();
-        let one = |i: u32| {
-            let positions = self.positions(number + i);
-            let over = |sight: Sight<'e, 'c>, all: bool| {
-                let sees = positions.iter().map(|&k_pos| sight.sees(k_pos));
-                sees.reduce(|a, b| if all { a & b } else { a | b }).unwrap_or(code.i32(0).ne(0i64))
-            };
-            let some = over(self.some, false).ballot().ne(0i64).int();
-            let every = over(self.every, true).ballot().eq(-1i64).int();
-            some << i | every << (TOGETHER + i)
-        };
-        (0..TOGETHER).map(one).fold(code.i32(0), |marks, bits| marks | bits)
-    }
-
-    /// Copies the thread's chunks of a tile: zeros for keys before or behind all that the rows see.
-    fn copy(&self, operand: &Operand<'e, 'c>, keys: &Keys<'e, 'c>) {
-        let code = self.code();
-        let seen: Vec<Num> = keys.k_pos.iter().map(|&k_pos| self.some.sees(k_pos).ballot()).collect();
-        let first = operand.first.bytes(self.tile_place(keys.number).long() * self.keys * operand.stride);
-        let begin = operand.share.chunk(0);
-        let mut next = first.bytes(begin.row.long() * operand.stride + (begin.chunk * CHUNK).long());
-        for i in 0..operand.share.count() {
-            let chunk = operand.share.chunk(i);
-            let (from, bits) = match operand.share.rows_apart() {
-                // The number of a chunk says which lanes' keys it is of.
-                Some(apart) if apart <= WARP => {
-                    let from = next;
-                    next = from.bytes(operand.stride * apart);
-                    let word = seen[(i * apart / WARP) as usize];
-                    (from, (word >> begin.row) >> (i * apart % WARP))
-                }
-                _ => {
-                    let word = chunk.row.lt(i64::from(WARP)).choose(seen[0], seen[seen.len() - 1]);
-                    let place = chunk.row.long() * operand.stride + (chunk.chunk * CHUNK).long();
-                    (first.bytes(place), word >> (chunk.row & (WARP - 1)))
-                }
-            };
-            let to = operand.tile.bytes(chunk.at.long());
-            let copy = || tile::copy(code, to, from, (bits & 1u32) * CHUNK);
-            match operand.share.inside(i) {
-                Some(inside) => code.when(inside, copy),
-                None => copy(),
-            }
-        }
-    }
-
-    /// The products of the warp's queries and a tile's keys: fragments from left to right.
+    /// The products of the warp's queries and a tile's keys: of each strip fragments from left to right.
     fn scores(&self, queries: &[[Num<'e, 'c>; 4]]) -> Vec<Num<'e, 'c>> {
         let (code, kernel) = (self.code(), self.head.call.kernel);
-        let mut scores = vec![code.f32(0.0); (self.keys / 8) as usize * FRAGMENT];
+        let of_strip = (self.keys / 8) as usize * FRAGMENT;
+        let strips = self.rows.len() / 2;
+        let mut scores = vec![code.f32(0.0); strips * of_strip];
         for depth in 0..kernel.d / SIDE {
-            let loaded = || {
-                let words = self.query_place(depth).load_words(4);
-                [words[0], words[1], words[2], words[3]]
+            let query = |strip: usize| {
+                let number = depth as usize * strips + strip;
+                queries.get(number).copied().unwrap_or_else(|| {
+                    let words = self.query_place(number).load_words(4);
+                    [words[0], words[1], words[2], words[3]]
+                })
             };
-            let q = queries.get(depth as usize).copied().unwrap_or_else(loaded);
+            let q: Vec<_> = (0..strips).map(query).collect();
             for keys in 0..self.keys / SIDE {
                 let k = self.k.fragments.load(self.k.tile, keys, depth);
-                self.multiply(&q, &k, &mut scores, keys);
+                for (q, scores) in q.iter().zip(scores.chunks_mut(of_strip)) {
+                    self.multiply(q, &k, scores, keys);
+                }
             }
         }
         scores
@@ -383,74 +349,91 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
     fn hide(&self, products: &[Num<'e, 'c>], keys: &Keys<'e, 'c>) -> Vec<Num<'e, 'c>> {
         let (call, code) = (self.head.call, self.code());
         let scaled = products.iter().map(|&x| call.scaled(x)).collect::<Vec<_>>();
-        let every = (keys.marks >> ((keys.number & (TOGETHER - 1)) + TOGETHER)) & 1u32;
+        let every = keys.all_seen();
+        let of_strip = (self.keys / 8) as usize * FRAGMENT;
         let place = |i: usize| {
             let (_, col) = tile::place(self.lane, (i % 2) as u32);
-            let col = col + (i / FRAGMENT * 8) as i64;
-            keys.k_pos[i / FRAGMENT / 4].of_lane(col & (WARP - 1))
+            let col = col + (i / 2 * 8) as i64;
+            keys.k_pos[i / 8].of_lane(col & (WARP - 1))
         };
-        // The position of each column of the lane, those of the two rows of a fragment alike.
+        // The position of each column of the lane, those of all of its rows alike.
         let positions = || -> Vec<Num> {
-            let columns: Vec<Num> =
-                (0..products.len() / 2).map(|i| place(i / 2 * FRAGMENT + i % 2)).collect();
-            (0..products.len()).map(|i| columns[i / FRAGMENT * 2 + i % 2]).collect()
+            let columns: Vec<Num> = (0..of_strip / 2).map(place).collect();
+            (0..products.len()).map(|i| columns[i % of_strip / FRAGMENT * 2 + i % 2]).collect()
         };
-        let row = |i: usize| &self.rows[row_of(i)];
+        let row = |i: usize| i / of_strip * 2 + row_of(i);
         let hidden = |scores: &[Num<'e, 'c>], k_pos: &[Num<'e, 'c>]| {
-            let one = |i: usize| row(i).sight.sees(k_pos[i]).choose(scores[i], code.f32(f32::NEG_INFINITY));
+            let sights: Vec<Sight> = (0..self.rows.len()).map(|row| self.sight(row)).collect();
+            let one = |i: usize| sights[row(i)].sees(k_pos[i]).choose(scores[i], code.f32(f32::NEG_INFINITY));
             (0..scores.len()).map(one).collect::<Vec<_>>()
         };
         if !call.kernel.slopes {
-            return code.either(every.eq(1i64), || scaled.clone(), || hidden(&scaled, &positions()));
+            return code.either(every, || scaled.clone(), || hidden(&scaled, &positions()));
         }
         let k_pos = positions();
-        let biased: Vec<Num> =
-            scaled.iter().enumerate().map(|(i, &x)| call.biased(x, row(i).scoring, k_pos[i])).collect();
-        code.either(every.eq(1i64), || biased.clone(), || hidden(&biased, &k_pos))
+        let biased: Vec<Num> = scaled
+            .iter()
+            .enumerate()
+            .map(|(i, &x)| call.biased(x, self.rows[row(i)].scoring, k_pos[i]))
+            .collect();
+        code.either(every, || biased.clone(), || hidden(&biased, &k_pos))
     }
 
     /// The weights of a tile's keys, and the state with the new maxima and sums of weights, by which what is summed is corrected. Each lane
     /// sums its own columns; the lanes of a row are added at the end.
     fn weigh(&self, scores: &[Num<'e, 'c>], state: State<'e, 'c>) -> (Vec<Num<'e, 'c>>, State<'e, 'c>) {
-        let call = self.head.call;
-        let row = row_of;
-        let of_row = |r: usize| (0..scores.len()).filter(move |&i| row(i) == r);
-        let max = [0, 1].map(|r| {
+        let strips = self.rows.len() / 2;
+        // The row of register i of so many.
+        let row = |i: usize, all: usize| i / (all / strips) * 2 + row_of(i);
+        let count = scores.len();
+        let of_row = |r: usize| (0..count).filter(move |&i| row(i, count) == r);
+        let rows = 0..self.rows.len();
+        let most = |r: usize| {
             let most = of_row(r).map(|i| scores[i]).reduce(|a, b| a.max(b)).unwrap_or(scores[0]);
             state.max[r].max(most.max_over(&[1, 2]))
-        });
-        let base = max.map(|max| call.base(max));
-        let corrections = [0, 1].map(|r| (state.max[r] - base[r]).exp2());
-        let weights: Vec<Num> = scores.iter().enumerate().map(|(i, &x)| (x - base[row(i)]).exp2()).collect();
-        let sum = [0, 1].map(|r| of_row(r).fold(state.sum[r] * corrections[r], |sum, i| sum + weights[i]));
-        let out = state.out.iter().enumerate().map(|(i, &x)| x * corrections[row(i)]).collect();
+        };
+        let max: Vec<Num> = rows.clone().map(most).collect();
+        let corrections: Vec<Num> = rows.clone().map(|r| (state.max[r] - max[r]).exp2()).collect();
+        let weights: Vec<Num> =
+            scores.iter().enumerate().map(|(i, &x)| (x - max[row(i, count)]).exp2()).collect();
+        let add = |r: usize| of_row(r).fold(state.sum[r] * corrections[r], |sum, i| sum + weights[i]);
+        let sum = rows.map(add).collect();
+        let all = state.out.len();
+        let out = state.out.iter().enumerate().map(|(i, &x)| x * corrections[row(i, all)]).collect();
         (weights, State { max, sum, out, ..state })
     }
 
     /// Adds the weighted values. Two fragments of weights side by side are one of 16 keys of the first operand.
     fn add_values(&self, weights: &[Num<'e, 'c>], out: &mut [Num<'e, 'c>]) {
         let kernel = self.head.call.kernel;
+        let strips = self.rows.len() / 2;
         for keys in 0..self.keys / SIDE {
-            let from = (keys * 2) as usize * FRAGMENT;
-            let pair = |i: usize| weights[from + i].packed(kernel.dtype, weights[from + i + 1]);
-            let p = [pair(0), pair(2), pair(4), pair(6)];
+            let fragment = |strip: usize| {
+                let from = strip * (weights.len() / strips) + (keys * 2) as usize * FRAGMENT;
+                [0, 2, 4, 6].map(|i| weights[from + i].packed(kernel.dtype, weights[from + i + 1]))
+            };
+            let p: Vec<_> = (0..strips).map(fragment).collect();
             for columns in 0..kernel.e / SIDE {
                 let v = self.v.fragments.load(self.v.tile, columns, keys);
-                self.multiply(&p, &v, out, columns);
+                for (p, out) in p.iter().zip(out.chunks_mut(kernel.e as usize / 2)) {
+                    self.multiply(p, &v, out, columns);
+                }
             }
         }
     }
 
     fn store(&self, state: &State<'e, 'c>) {
         let (call, code) = (self.head.call, self.code());
-        for (half, (row, sum)) in self.rows.iter().zip(state.sum).enumerate() {
+        for (number, sum) in state.sum.iter().enumerate() {
+            let of_strip = call.kernel.e as usize / 2;
+            let out = &state.out[number / 2 * of_strip..][..of_strip];
             let normaliser = call.normaliser(sum.sum_over(&[1, 2]));
-            let Query { b, s, g, r } = row.query;
+            let (Query { b, s, g, r }, inside) = self.query(number);
             let (_, col) = tile::place(self.lane, 0);
             let to = call.out.at(&[b, s, g, r]).bytes(col.long() * 2u32);
-            code.when(row.inside, || {
-                for (fragment, values) in state.out.chunks(FRAGMENT).enumerate() {
-                    let [low, high] = [0, 1].map(|i| values[half * 2 + i] * normaliser);
+            code.when(inside, || {
+                for (fragment, values) in out.chunks(FRAGMENT).enumerate() {
+                    let [low, high] = [0, 1].map(|i| values[number % 2 * 2 + i] * normaliser);
                     to.bytes((fragment * 16) as i64).store_words(&[low.packed(call.out.dtype, high)]);
                 }
             });

@@ -4,7 +4,6 @@ use super::attention::{Call, Query, Scoring, Sight};
 use super::value::Num;
 use crate::ptx::entry::Special;
 use pcc_ir::gpu::WARP;
-use pcc_ir::gpu::attention::SIMT_ROWS;
 
 /// Columns of the values that a pass over the keys sums at most, a few in each lane.
 const COLUMNS: u32 = 256;
@@ -15,7 +14,7 @@ const UNROLLED: u32 = 4;
 pub(super) fn emit(call: &Call<'_, '_, '_>) {
     let code = call.code;
     let special = |which| code.special(which).long();
-    let row = special(Special::BlockX) * SIMT_ROWS + (special(Special::Thread) >> 5i64);
+    let row = special(Special::BlockX) * call.kernel.rows() + (special(Special::Thread) >> 5i64);
     let heads = call.b * call.g * call.r;
     code.each((special(Special::BlockY), heads), special(Special::BlocksY), |y| {
         let rest = y.quotient(call.r);

@@ -15,7 +15,10 @@ fn under_way(rows: u32) -> u32 {
 }
 
 /// Rows of b that a thread has under way, where n is.
-const DEPTH: u32 = 4;
+fn depth(rows: u32) -> u32 {
+    if rows <= 2 { 8 } else { 4 }
+}
+
 const WARPS: u32 = FEW_THREADS / WARP;
 
 /// Builds the body of the kernel.
@@ -163,10 +166,11 @@ impl<'e, 'c> Part<'_, 'e, 'c, '_> {
         };
         let line = |at: Num<'e, 'c>| from.elements(b.dtype, at * b.row);
         let whole = || {
-            let full = k - k.remainder(DEPTH);
-            let sums = code.count((group * DEPTH, full), groups * DEPTH, &zeros, |at, sums| {
-                let of_b: Vec<_> = (0..DEPTH).map(|i| line(at + i).load_run(b.dtype, size)).collect();
-                let of_a: Vec<_> = rows.iter().map(|&row| self.a_run(row, at, DEPTH)).collect();
+            let depth = depth(self.rows);
+            let full = k - k.remainder(depth);
+            let sums = code.count((group * depth, full), groups * depth, &zeros, |at, sums| {
+                let of_b: Vec<_> = (0..depth).map(|i| line(at + i).load_run(b.dtype, size)).collect();
+                let of_a: Vec<_> = rows.iter().map(|&row| self.a_run(row, at, depth)).collect();
                 let mut sums = sums.to_vec();
                 for (i, of_b) in of_b.iter().enumerate() {
                     add(&mut sums, &|r| of_a[r][i], of_b);

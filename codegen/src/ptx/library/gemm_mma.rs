@@ -80,22 +80,27 @@ impl<'e, 'c> Operand<'e, 'c> {
         outer: Num<'e, 'c>,
     ) -> Source<'e, 'c> {
         let stride = if self.by_k { outer_stride } else { depth_stride } * 2u32;
-        let chunk = self.share.chunk(0);
-        let apart = self.share.rows_apart().unwrap_or_default();
+        let apart = self.apart();
+        let begin = self.share.column(apart).next();
+        let begin = begin.map(|c| c.row.long() * stride + c.chunk.long() * CHUNK);
         Source {
-            first: first.bytes(chunk.row.long() * stride + chunk.chunk.long() * CHUNK),
+            first: begin.map_or(first, |begin| first.bytes(begin)),
             apart: stride * apart,
             advance: if self.by_k { self.code.i64(i64::from(self.depth * 2)) } else { stride * self.depth },
             outer,
         }
     }
 
+    fn apart(&self) -> u32 {
+        // invariant: tiles are 32 deep and 64 or 128 wide, which powers of two of threads copy evenly.
+        self.share.rows_apart().expect("chunks of a tile of a product stand in columns")
+    }
+
     /// Copies the thread's chunks of one stage to `tile`, from `at` on, where `left` of k are there.
     fn copy(&self, source: &Source<'e, 'c>, tile: Num<'e, 'c>, at: Num<'e, 'c>, left: Num<'e, 'c>) {
         let none = self.code.i32(0);
         let mut from = at;
-        for i in 0..self.share.count() {
-            let chunk = self.share.chunk(i);
+        for chunk in self.share.column(self.apart()) {
             let begin = chunk.chunk * CHUNK_ELEMENTS;
             let bytes = if self.by_k {
                 chunk.row.lt(source.outer).choose(there(left - begin), none)

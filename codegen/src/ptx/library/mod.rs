@@ -3,6 +3,7 @@
 mod accumulator;
 mod attention;
 mod attention_join;
+mod attention_keys;
 mod attention_mma;
 mod attention_simt;
 mod flat;
@@ -22,6 +23,7 @@ use inkwell::context::Context;
 use inkwell::module::Module;
 use pcc_ir::gpu::LibraryKernel;
 use pcc_ir::gpu::gemm::GemmPath;
+use pcc_ir::types::DType;
 use value::Code;
 
 /// A module with the kernel under its symbol.
@@ -41,7 +43,7 @@ pub(crate) fn module<'c>(context: &'c Context, kernel: &LibraryKernel) -> Result
             // As many blocks as have enough registers.
             match gemm.path {
                 GemmPath::Mma => entry.resident(2),
-                GemmPath::Few if gemm.few_rows() <= 2 => entry.resident(2),
+                GemmPath::Few if gemm.few_rows() <= 2 && gemm.a != DType::F64 => entry.resident(2),
                 GemmPath::Few | GemmPath::Simt => {}
             }
             gemm::emit(Code { entry: &entry }, &gemm);

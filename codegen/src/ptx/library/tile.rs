@@ -57,7 +57,6 @@ impl Tile {
 pub(super) struct Share<'e, 'c> {
     tile: Tile,
     threads: u32,
-    first: (Num<'e, 'c>, Num<'e, 'c>),
     thread: Num<'e, 'c>,
 }
 
@@ -71,38 +70,37 @@ pub(super) struct Chunk<'e, 'c> {
 
 impl<'e, 'c> Share<'e, 'c> {
     pub fn of(tile: Tile, thread: Num<'e, 'c>, threads: u32) -> Self {
-        let place = (thread.quotient(tile.chunks), thread.remainder(tile.chunks));
-        Share { tile, threads, first: place, thread }
+        Share { tile, threads, thread }
     }
 
-    /// Chunks of a thread.
-    pub fn count(&self) -> u32 {
-        (self.tile.rows * self.tile.chunks).div_ceil(self.threads)
-    }
-
-    /// Whether the i-th is one of the tile's, where some threads have fewer than others.
-    pub fn inside(&self, i: u32) -> Option<Num<'e, 'c>> {
-        let all = self.tile.rows * self.tile.chunks;
-        (all < (i + 1) * self.threads).then(|| (self.thread + i * self.threads).lt(i64::from(all)))
-    }
-
-    /// Rows from one of a thread's chunks to the next where they stand in one column; a power of two, as the number of threads is.
+    /// Rows from one of a thread's chunks to the next where they stand in one column and every thread has equally many: a power of two, as the
+    /// number of threads is.
     pub fn rows_apart(&self) -> Option<u32> {
-        self.threads.is_multiple_of(self.tile.chunks).then_some(self.threads / self.tile.chunks)
+        let even = self.threads.is_multiple_of(self.tile.chunks);
+        let apart = self.threads / self.tile.chunks;
+        (even && self.tile.rows.is_multiple_of(apart)).then_some(apart)
     }
 
-    /// The i-th.
-    pub fn chunk(&self, i: u32) -> Chunk<'e, 'c> {
-        let Some(apart) = self.rows_apart() else {
-            let number = self.thread + i * self.threads;
-            let (row, chunk) = (number.quotient(self.tile.chunks), number.remainder(self.tile.chunks));
-            return Chunk { row, chunk, at: self.tile.at(row, chunk) };
-        };
-        let (first, chunk) = self.first;
+    /// A thread's chunks so far apart.
+    pub fn column(&self, apart: u32) -> impl Iterator<Item = Chunk<'e, 'c>> {
+        let (first, chunk) =
+            (self.thread.quotient(self.tile.chunks), self.thread.remainder(self.tile.chunks));
+        let tile = self.tile;
         // The swizzle has a period of 8 rows: what lies whole periods apart is a constant apart.
         let period = (8 / apart).max(1);
-        let at = self.tile.at(first + i % period * apart, chunk);
-        Chunk { row: first + i * apart, chunk, at: at + i / period * period * apart * self.tile.row_bytes() }
+        (0..self.tile.rows / apart).map(move |i| {
+            let at = tile.at(first + i % period * apart, chunk);
+            Chunk { row: first + i * apart, chunk, at: at + i / period * period * apart * tile.row_bytes() }
+        })
+    }
+
+    /// Runs `body` for a thread's chunks, one by one.
+    pub fn each(&self, code: Code<'e, 'c>, body: impl FnOnce(Chunk<'e, 'c>)) {
+        let all = code.i32((self.tile.rows * self.tile.chunks) as i32);
+        code.each((self.thread, all), self.threads, |number| {
+            let (row, chunk) = (number.quotient(self.tile.chunks), number.remainder(self.tile.chunks));
+            body(Chunk { row, chunk, at: self.tile.at(row, chunk) });
+        });
     }
 }
 
@@ -121,8 +119,8 @@ pub(super) struct Fragments<'e, 'c> {
     tile: Tile,
     /// Rows of the tile are rows (columns for b), its chunks run along the depth; otherwise the other way round.
     by_depth: bool,
-    /// Places for each pair of chunks that the swizzle tells apart.
-    places: Vec<Num<'e, 'c>>,
+    /// Where the first one lies. In those beside it only bits of the chunk's place differ, as rows begin at multiples of what the swizzle spans.
+    place: Num<'e, 'c>,
 }
 
 impl<'e, 'c> Fragments<'e, 'c> {
@@ -142,11 +140,8 @@ impl<'e, 'c> Fragments<'e, 'c> {
         } else {
             (depth * 8u32 + eighth, from.quotient(CHUNK_ELEMENTS) + outer)
         };
-        let (_, mask) = tile.swizzle();
-        let place = chunk ^ tile.key(eighth);
-        let at = |pair: u32| row * tile.row_bytes() + ((place ^ (pair * 2)) << 4u32);
-        let places = (0..mask.div_ceil(2).max(1)).map(at).collect();
-        Fragments { code, tile, by_depth, places }
+        let place = row * tile.row_bytes() + ((chunk ^ tile.key(eighth)) << 4u32);
+        Fragments { code, tile, by_depth, place }
     }
 
     /// The registers of the fragment at `outer * 16` rows (columns) and `depth * 16`, of the tile that begins at `tile`.
@@ -155,7 +150,8 @@ impl<'e, 'c> Fragments<'e, 'c> {
         let (_, mask) = self.tile.swizzle();
         let low = (pair * 2) & mask;
         let beyond = rows * SIDE * self.tile.row_bytes() + (pair * 2 - low) * CHUNK;
-        let at = tile.bytes(self.places[(low / 2) as usize].long()).bytes(i64::from(beyond));
+        let place = if low == 0 { self.place } else { self.place ^ (low * CHUNK) };
+        let at = tile.bytes(place.long()).bytes(i64::from(beyond));
         let transposed = if self.by_depth { "" } else { ".trans" };
         let name = format!("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{transposed}.b16");
         let entry = self.code.entry;

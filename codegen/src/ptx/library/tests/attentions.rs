@@ -271,6 +271,16 @@ fn tensor_cores_pass_over_tiles_that_no_row_sees() {
 }
 
 #[test]
+fn wide_tensor_cores_with_every_flag() {
+    check_all(&cases(AttentionPath::Wide, DType::BF16, 16, 32));
+    for (i, (d, e)) in [(16, 48), (64, 64), (80, 112), (128, 128)].into_iter().enumerate() {
+        let dtype = if i % 2 == 0 { DType::F16 } else { DType::BF16 };
+        let kernel = kernel(AttentionPath::Wide, dtype, d, e);
+        check_all(&[Case { scale: 0.3, ..Case::new(kernel, (1, 90, 130, 1, 2)) }]);
+    }
+}
+
+#[test]
 fn few_rows_with_every_flag() {
     let mut all = vec![];
     for (i, kernel) in flags(kernel(AttentionPath::Few, DType::BF16, 32, 16)).into_iter().enumerate() {
@@ -300,7 +310,7 @@ fn few_rows_of_any_heads() {
 
 #[test]
 fn no_keys_give_zeros() {
-    for path in [AttentionPath::Mma, AttentionPath::Few, AttentionPath::Simt] {
+    for path in [AttentionPath::Mma, AttentionPath::Wide, AttentionPath::Few, AttentionPath::Simt] {
         check_all(&[Case::new(kernel(path, DType::BF16, 16, 16), (1, 3, 0, 2, 2))]);
     }
 }

@@ -77,6 +77,22 @@ fn attentions() -> Vec<AttentionKernel> {
         let few = AttentionKernel { path: AttentionPath::Few, ..most };
         all.push(AttentionKernel { d, e, path: AttentionPath::Few, ..plain });
         all.push(few);
+        if d <= 128 && e <= 128 {
+            let wide = AttentionKernel { d, e, path: AttentionPath::Wide, ..plain };
+            all.push(wide);
+            all.push(AttentionKernel { dtype: DType::F16, window: true, ..wide });
+            all.push(AttentionKernel { causal: false, ..wide });
+        }
+    }
+    // Where registers are fewest.
+    for (d, e) in [(64, 128), (96, 112), (128, 64)] {
+        let wide = AttentionKernel { d, e, path: AttentionPath::Wide, ..plain };
+        all.extend([wide, AttentionKernel { dtype: DType::F16, window: true, ..wide }]);
+    }
+    for (d, e) in [(128, 256), (160, 160)] {
+        let most = AttentionKernel { d, e, window: true, softcap: true, slopes: true, ..plain };
+        let most = AttentionKernel { bf16_bias: true, ..most };
+        all.extend([most, AttentionKernel { path: AttentionPath::Few, ..most }]);
     }
     for dtype in [DType::F32, DType::F64, DType::BF16] {
         let simt = AttentionKernel { path: AttentionPath::Simt, dtype, ..plain };
@@ -99,7 +115,7 @@ fn products(kernel: &LibraryKernel) -> u32 {
             tile.warp_rows / 16 * (tile.warp_cols / 8) * (tile.depth / 16)
         }
         LibraryKernel::Attention(a) if a.path != AttentionPath::Simt => {
-            a.tile_keys() / 8 * (a.d / 16) + a.tile_keys() / 16 * (a.e / 8)
+            a.warp_rows() / 16 * (a.tile_keys() / 8 * (a.d / 16) + a.tile_keys() / 16 * (a.e / 8))
         }
         _ => 0,
     }

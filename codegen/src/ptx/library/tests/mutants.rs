@@ -54,7 +54,11 @@ fn product(
 }
 
 fn attention(name: &'static str, path: AttentionPath) -> Subject {
-    let kernel = AttentionKernel { window: true, slopes: true, ..kernel(path, DType::BF16, 16, 16) };
+    let kernel = AttentionKernel {
+        window: true,
+        slopes: path != AttentionPath::Wide,
+        ..kernel(path, DType::BF16, 16, 16)
+    };
     // So many keys that every warp has several tiles, also where the warps share them.
     let (s, t, near) = if path == AttentionPath::Few { (5, 450, 350) } else { (67, 150, 40) };
     let case = |r: u64, window: u64| {
@@ -65,7 +69,7 @@ fn attention(name: &'static str, path: AttentionPath) -> Subject {
     Subject { name, kernel: LibraryKernel::Attention(kernel), products: vec![], attentions }
 }
 
-fn subjects() -> [Subject; 8] {
+fn subjects() -> [Subject; 9] {
     let shapes = [(70, 104, 200), (104, 70, 180)];
     let few = [(3, 20, 1100), (1, 3, 531)];
     [
@@ -75,6 +79,7 @@ fn subjects() -> [Subject; 8] {
         product("few, by k", GemmPath::Few, DType::F32, (true, true), &few),
         product("few, not by k", GemmPath::Few, DType::F32, (false, false), &few),
         attention("attention, mma", AttentionPath::Mma),
+        attention("attention, wide", AttentionPath::Wide),
         attention("attention, few", AttentionPath::Few),
         attention("attention, simt", AttentionPath::Simt),
     ]
@@ -134,7 +139,7 @@ const NO_WAIT_0: Change = Replace("cp.async.wait_group \t0;", "");
 const WAIT_1: Change = Replace("cp.async.wait_group \t0;", "cp.async.wait_group \t1;");
 
 /// Changes that are noticed wherever they are made; of many places some are tried.
-const NOTICED: [(&str, &[Change]); 8] = [
+const NOTICED: [(&str, &[Change]); 9] = [
     ("mma, by k", &[BARRIER, NO_WAIT_2, WAIT_3, COMMIT, ROWS, DEPTHS, SUMS, TRANSPOSED, BANKS, MOST]),
     ("mma, not by k", &[BARRIER, NO_WAIT_2, WAIT_3, COMMIT, ROWS, DEPTHS, SUMS, STRAIGHT, BANKS, MOST]),
     ("simt", &[BARRIER]),
@@ -144,6 +149,7 @@ const NOTICED: [(&str, &[Change]); 8] = [
         "attention, mma",
         &[BARRIER, NO_WAIT_0, WAIT_1, COMMIT, ROWS, DEPTHS, SUMS, TRANSPOSED, STRAIGHT, BANKS, HALF_A_WARP],
     ),
+    ("attention, wide", &[BARRIER, NO_WAIT_0, WAIT_1, COMMIT, ROWS, DEPTHS, SUMS, HALF_A_WARP]),
     ("attention, few", &[BARRIER, WARP_BARRIER, NO_WAIT_0, WAIT_1, COMMIT, ROWS, DEPTHS, HALF_A_WARP]),
     ("attention, simt", &[HALF_A_WARP, NEXT_LANE, FAR_LANE]),
 ];

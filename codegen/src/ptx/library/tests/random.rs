@@ -69,14 +69,18 @@ fn product(draws: &mut Draws) -> products::Case {
 }
 
 fn attention(draws: &mut Draws) -> attentions::Case {
-    let path = draws.of(&[AttentionPath::Mma, AttentionPath::Few, AttentionPath::Simt]);
+    let path = draws.of(&[AttentionPath::Mma, AttentionPath::Wide, AttentionPath::Few, AttentionPath::Simt]);
     let simt = path == AttentionPath::Simt;
     let floats = [DType::BF16, DType::F16, DType::F32, DType::F64];
     let dtype = if simt { draws.of(&floats) } else { draws.of(&floats[..2]) };
     let mut width = || {
-        if simt { draws.extent(100) as u32 } else { draws.extent(256) as u32 }
-            .next_multiple_of(if simt { 1 } else { 16 })
-            .min(256)
+        if simt {
+            draws.extent(100) as u32
+        } else {
+            draws.extent(if path == AttentionPath::Wide { 128 } else { 256 }) as u32
+        }
+        .next_multiple_of(if simt { 1 } else { 16 })
+        .min(256)
     };
     let (d, e) = (width(), width());
     let slopes = draws.coin();
