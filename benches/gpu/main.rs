@@ -205,14 +205,14 @@ impl Noise {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> f32 {
+    fn draw(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (self.0 >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
 
     /// As many as asked for, in bf16.
     pub fn bf16(&mut self, count: usize) -> Vec<half::bf16> {
-        (0..count).map(|_| half::bf16::from_f32(self.next())).collect()
+        (0..count).map(|_| half::bf16::from_f32(self.draw())).collect()
     }
 }
 

@@ -73,6 +73,9 @@ pub(super) enum Meeting {
     Local { boards: HashMap<Circle, Board<Offer>>, links: HashMap<Circle, LocalLink> },
 }
 
+/// What rank 0 has, given to all processes.
+pub(super) type Share<'a> = &'a dyn Fn(&[u8]) -> Result<Vec<u8>, Diagnostic>;
+
 impl Meeting {
     /// Through NCCL: a communicator for each circle.
     ///
@@ -83,7 +86,7 @@ impl Meeting {
     pub(super) fn nccl(
         nccl: Nccl,
         circles: &HashMap<Circle, usize>,
-        share: &dyn Fn(&[u8]) -> Result<Vec<u8>, Diagnostic>,
+        share: Share<'_>,
     ) -> Result<Self, Diagnostic> {
         let broken = |why: String| Diagnostic::run("NCCL cannot be used").why(why);
         let nccl = Arc::new(nccl);

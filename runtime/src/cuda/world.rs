@@ -261,8 +261,8 @@ fn line(stream: TcpStream, peer: usize, control: Arc<Control>) -> std::io::Resul
     stream.set_read_timeout(None)?;
     let mut reading = stream.try_clone()?;
     let (frame, frames): (Sender<Vec<u8>>, _) = channel();
-    let ended = move |why: String| -> Stopped {
-        control.fail_by(Diagnostic::run(format!("rank {peer} has ended")).why(why), true)
+    let ended = move |why: String| {
+        let _: Stopped = control.fail_by(Diagnostic::run(format!("rank {peer} has ended")).why(why), true);
     };
     std::thread::Builder::new().name(format!("pcc-line-{peer}")).spawn(move || {
         loop {
@@ -272,8 +272,8 @@ fn line(stream: TcpStream, peer: usize, control: Arc<Control>) -> std::io::Resul
                         return;
                     }
                 }
-                Ok((_, why)) => drop(ended(String::from_utf8_lossy(&why).into_owned())),
-                Err(e) => return drop(ended(format!("its connection ended: {e}"))),
+                Ok((_, why)) => ended(String::from_utf8_lossy(&why).into_owned()),
+                Err(e) => return ended(format!("its connection ended: {e}")),
             }
         }
     })?;
