@@ -25,8 +25,8 @@ pub struct Args {
     /// Ranks that share a GPU: a plan for many GPUs can be checked on one
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     ranks_per_device: u16,
-    /// Seconds that ranks on GPUs wait for one another before the run fails
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    /// Seconds in which nothing moves before ranks on GPUs stop waiting for one another
+    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     patience: u64,
     /// Threads [default: one a core]; results are the same bits for any number
     #[arg(long, default_value_t = 0)]

@@ -8,10 +8,14 @@ fn target() -> &'static Target {
     static TARGET: OnceLock<&Target> = OnceLock::new();
     TARGET.get_or_init(|| {
         // libfuzzer-sys ends the process at any panic, and some are caught: tokenizers' on malformed files, for one.
-        // A run of millions must not print each panic that is caught; a single input is replayed to see where it happens.
-        if std::env::var_os("RUST_BACKTRACE").is_none() {
-            std::panic::set_hook(Box::new(|_| {}));
-        }
+        // A run of millions must not print each panic that is caught, and libFuzzer's own hook would end it; where one is, `PCC_FUZZ_PANICS`
+        // shows.
+        let shows = std::env::var_os("PCC_FUZZ_PANICS").is_some();
+        std::panic::set_hook(Box::new(move |panic| {
+            if shows {
+                eprintln!("{panic}");
+            }
+        }));
         let name = std::env::var("PCC_FUZZ_TARGET").unwrap_or_default();
         Target::find(&name).unwrap_or_else(|| {
             eprintln!("PCC_FUZZ_TARGET={name:?} is no target");

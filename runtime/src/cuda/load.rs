@@ -4,6 +4,7 @@ use super::driver;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use pcc_ir::Diagnostic;
 use pcc_ir::gpu::Arch;
+use std::error::Error;
 use std::ffi::c_char;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -71,11 +72,18 @@ fn want(devices: usize, (major, minor): (u32, u32)) {
 fn open(path: &Path) -> Result<Library, Diagnostic> {
     // SAFETY: the library is pcc's own, which lies beside its executable; its initialisers do nothing.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|e| {
-        Diagnostic::run("the simulated GPU is not there")
+        let what = if path.exists() { "cannot be loaded" } else { "is not there" };
+        Diagnostic::run(format!("the simulated GPU {what}"))
             .at(path.display().to_string())
-            .why(e.to_string())
+            .why(in_full(&e))
             .help("build it: cargo build -p pcc-sim-cuda -p pcc-sim-nccl")
     })
+}
+
+/// An error with what caused it: the loader's reason is behind that of the library that called it.
+pub(super) fn in_full(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |e| e.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// What CUDA said, and, of a simulated device, what it has found.
@@ -117,6 +125,17 @@ fn needed(arch: Arch) -> i32 {
 /// # Errors
 /// The driver is too old, broken, or has no device.
 pub(super) fn check_driver(arch: Arch) -> Result<usize, Diagnostic> {
+    // A function that the driver's library lacks is a panic of the binding's.
+    let asked = std::panic::catch_unwind(|| ask_driver(arch));
+    asked.unwrap_or_else(|panic| {
+        let why = panic.downcast_ref::<String>().map_or("its library lacks functions", String::as_str);
+        Err(Diagnostic::run("the CUDA driver cannot be used")
+            .why(why.to_owned())
+            .help("install NVIDIA's driver anew; libcuda.so must be the driver's own"))
+    })
+}
+
+fn ask_driver(arch: Arch) -> Result<usize, Diagnostic> {
     let broken = |e: driver::Failure| {
         Diagnostic::run("the CUDA driver cannot be used")
             .why(e.to_string())

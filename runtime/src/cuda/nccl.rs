@@ -131,7 +131,7 @@ impl Nccl {
                     let joined = Mutex::default();
                     return Ok(Self { table, _library: ManuallyDrop::new(library), joined });
                 }
-                Err(e) => why.push(e.to_string()),
+                Err(e) => why.push(format!("{}: {}", candidate.display(), super::load::in_full(&e))),
             }
         }
         Err(Diagnostic::run("NCCL was not found, which GPUs exchange data through")

@@ -61,6 +61,11 @@ pub(super) struct Station {
 /// What NCCL and the simulator say on ranks that only notice another's failure.
 const ECHOES: [&str; 2] = ["remote process exited", "of the communicator failed"];
 
+/// The beginning of what a compiler says: it may quote lines of any length.
+fn shortened(log: &str) -> String {
+    log.chars().take(600).collect()
+}
+
 /// Bytes of a piece that is uploaded at a time.
 pub(super) const PIECE: usize = 16 << 20;
 /// `off`: no run is recorded.
@@ -170,7 +175,7 @@ impl Station {
         let module = Module::load(&self.ptx).map_err(|refused| {
             let why = match refused.log.is_empty() {
                 true => refused.failure.to_string(),
-                false => format!("{}: {}", refused.failure, refused.log),
+                false => format!("{}: {}", refused.failure, shortened(&refused.log)),
             };
             self.broken(&why, "loading the kernels")
         })?;

@@ -119,7 +119,10 @@ fn check_room(
     if need <= free {
         return Ok(());
     }
-    let gib = |n: u64| format!("{:.2} GiB", n as f64 / (1u64 << 30) as f64);
+    let gib = |n: u64| match n {
+        0..0x4000_0000 => format!("{:.2} MiB", n as f64 / (1u64 << 20) as f64),
+        _ => format!("{:.2} GiB", n as f64 / (1u64 << 30) as f64),
+    };
     let micro_batches = plan.program.batch.micro_batches;
     let states = |r: usize| plan.layout.states_of(r, micro_batches).map(|e| e.len as u64).sum();
     let weights = sum(&|r| plan.weight_bytes(r));
