@@ -82,8 +82,12 @@ fn open(path: &Path) -> Result<Library, Diagnostic> {
 
 /// An error with what caused it: the loader's reason is behind that of the library that called it.
 pub(super) fn in_full(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |e| e.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(behind) = cause {
+        text = format!("{text}: {behind}");
+        cause = behind.source();
+    }
+    text
 }
 
 /// What CUDA said, and, of a simulated device, what it has found.
