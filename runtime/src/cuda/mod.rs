@@ -123,7 +123,7 @@ impl Cluster {
         let ordinals = weights::place(&plan, options, world.as_ref(), present)?;
         plan.check_messages()?;
         signatures::check(&plan.program, &ptx)?;
-        weights::check_devices(&plan, arch, &ordinals, &bytes, local)?;
+        weights::check_devices(&plan, arch, &ordinals, &bytes, options)?;
         let control = Arc::new(Control::new(cancel, options.patience));
         let assembly = world.as_ref().map(|world| {
             Assembly::meet(world, &plan.program.target.object_digest, options.patience, &control)

@@ -1,11 +1,11 @@
 //! Which GPU runs which rank, whether there is room, and the weights on their way there.
 
-use super::GpuOptions;
 use super::driver::{Context, Failure};
 use super::plan::Plan;
 use super::rank::PIECE;
 use super::room::Room;
 use super::world::World;
+use super::{GpuOptions, Gpus};
 use crate::layout::ParamSlice;
 use crate::memory::Mapping;
 use crate::params::{self, Progress};
@@ -56,6 +56,9 @@ pub(super) fn place(
     Ok((0..ranks).map(|rank| (rank, rank / each)).collect())
 }
 
+/// What NCCL's communicators, cuBLASLt and loaded code take of a GPU for a rank, about: they cannot be asked beforehand.
+const LIBRARIES: u64 = 512 << 20;
+
 /// Checks that every GPU runs code for the architecture, and has room for its ranks, before anything is allocated.
 ///
 /// # Errors
@@ -65,7 +68,7 @@ pub(super) fn check_devices(
     arch: Arch,
     ordinals: &BTreeMap<usize, usize>,
     bytes: &[u64],
-    local: bool,
+    options: &GpuOptions,
 ) -> Result<(), Diagnostic> {
     let mut on: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     ordinals.iter().for_each(|(&rank, &ordinal)| on.entry(ordinal).or_default().push(rank));
@@ -95,7 +98,7 @@ pub(super) fn check_devices(
             .help("run it on a data-center GPU: A100, H100, B200"));
         }
         let (free, total) = context.memory().map_err(broken)?;
-        check_room(plan, (ordinal, &context.name()), &ranks, bytes, local, (free, total))?;
+        check_room(plan, (ordinal, &context.name()), &ranks, bytes, options, (free, total))?;
     }
     Ok(())
 }
@@ -110,12 +113,14 @@ fn check_room(
     (ordinal, name): (usize, &str),
     ranks: &[usize],
     bytes: &[u64],
-    local: bool,
+    options: &GpuOptions,
     (free, total): (u64, u64),
 ) -> Result<(), Diagnostic> {
+    let (local, simulated) = (options.ranks_per_device > 1, options.gpus != Gpus::Real);
     let extra = |rank: usize| Room::new(plan, rank / plan.layout.stage_devices(), local).bytes;
     let sum = |of: &dyn Fn(usize) -> u64| ranks.iter().fold(0u64, |n, &r| n.saturating_add(of(r)));
-    let need = sum(&|r| bytes[r].saturating_add(extra(r)));
+    let libraries = if simulated { 0 } else { LIBRARIES.saturating_mul(ranks.len() as u64) };
+    let need = sum(&|r| bytes[r].saturating_add(extra(r))).saturating_add(libraries);
     if need <= free {
         return Ok(());
     }
@@ -128,7 +133,7 @@ fn check_room(
     let weights = sum(&|r| plan.weight_bytes(r));
     let states = sum(&states);
     let exchange = sum(&extra);
-    let rest = need.saturating_sub(weights).saturating_sub(states).saturating_sub(exchange);
+    let rest = [weights, states, exchange, libraries].iter().fold(need, |n, part| n.saturating_sub(*part));
     let who = match ranks {
         [one] => format!("rank {one} needs"),
         [first, .., last] => format!("ranks {first} to {last} need"),
@@ -136,13 +141,14 @@ fn check_room(
     };
     Err(Diagnostic::run(format!("{who} {} on GPU {ordinal} ({name})", gib(need)))
         .why(format!(
-            "{} of {} are free; weights take {}, caches {}, activations, inputs and outputs {}, exchange {}",
+            "{} of {} are free; weights take {}, caches {}, activations, inputs and outputs {}, exchange {}, NCCL and other libraries about {}",
             gib(free),
             gib(total),
             gib(weights),
             gib(states),
             gib(rest),
-            gib(exchange)
+            gib(exchange),
+            gib(libraries)
         ))
         .help("compile for more devices (--tp, --pp), or with a smaller --batch or --seq"))
 }
