@@ -90,3 +90,73 @@ pub fn epilogue_of(program: &Program, func: &FuncProgram, at: usize) -> Option<E
     let epilogue = Epilogue::new(kernel, reads);
     epilogue.check(kernel, gemm.c.dtype).ok().map(|()| epilogue)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::LibraryKernel;
+    use crate::gpu::gemm::{GemmKernel, GemmPath};
+    use crate::kernel::{Access, Lane, Store};
+    use crate::ops::UnaryKind;
+
+    fn kernel() -> Kernel {
+        let access = |write| Access { dtype: DType::F32, lane: Lane::Unit, write };
+        Kernel {
+            name: String::new(),
+            rank: 2,
+            accesses: vec![access(false), access(false), access(true)],
+            scalars: 1,
+            nodes: vec![Node::Load(0), Node::Unary(UnaryKind::Relu, 0)],
+            stores: vec![Store { access: 2, node: 1, at: None }],
+        }
+    }
+
+    fn refused(reads: u32, change: impl FnOnce(&mut Kernel)) -> bool {
+        let epilogue = Epilogue::new(&kernel(), reads);
+        let mut kernel = kernel();
+        change(&mut kernel);
+        epilogue.check(&kernel, DType::F32).is_err()
+    }
+
+    #[test]
+    fn only_elementwise_kernels_with_the_same_parameters_are_epilogues() {
+        assert!(!refused(0b11, |_| ()));
+        assert!(refused(0b100, |_| ()), "it writes the access");
+        assert!(refused(0b1000, |_| ()), "there is no such access");
+        assert!(refused(1, |k| k.accesses[0].dtype = DType::BF16));
+        assert!(refused(1, |k| k.scalars = 0));
+        assert!(refused(1, |k| k.rank = 3));
+        assert!(refused(1, |k| k.nodes.push(Node::Index(0))));
+        assert!(refused(1, |k| k.nodes.resize(MOST_NODES + 1, Node::Load(0))));
+        let many = || {
+            let mut kernel = kernel();
+            kernel.accesses.resize(MOST_ACCESSES + 1, kernel.accesses[0].clone());
+            kernel
+        };
+        assert!(Epilogue::new(&many(), 1).check(&many(), DType::F32).is_err());
+    }
+
+    #[test]
+    fn products_without_epilogues_have_the_symbols_they_had() {
+        let dtype = DType::BF16;
+        let gemm = GemmKernel {
+            path: GemmPath::Few,
+            a: dtype,
+            b: dtype,
+            c: dtype,
+            rows: 1,
+            a_by_k: true,
+            b_by_k: true,
+            epilogue: None,
+        };
+        assert!(!serde_json::to_string(&gemm).unwrap().contains("epilogue"));
+        let epilogue = |reads| Some(Epilogue::new(&kernel(), reads));
+        let of = |epilogue| LibraryKernel::Gemm(GemmKernel { epilogue, ..gemm });
+        let [plain, one, two] = [None, epilogue(1), epilogue(3)].map(of);
+        assert_eq!((plain.params(), one.params()), (GemmKernel::PARAMS, GemmKernel::PARAMS + 3 + 6 + 1));
+        assert!(plain.symbol() != one.symbol() && one.symbol() != two.symbol());
+        assert_eq!(epilogue(1).unwrap().symbol(), kernel().symbol());
+        let back: LibraryKernel = serde_json::from_str(&serde_json::to_string(&one).unwrap()).unwrap();
+        assert_eq!(back, one);
+    }
+}

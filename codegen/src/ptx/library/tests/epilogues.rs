@@ -2,12 +2,12 @@
 
 use super::data::{Data, Device, View, decode, rounded_off};
 use super::products::Case;
-use super::{GemmKernel, GemmPath, ptx_with};
-use crate::emit::tests::gpu::keep;
+use super::{GemmKernel, GemmPath, gemms, ptx_with};
+use crate::emit::tests::gpu::{keep, ptx};
 use pcc_ir::gpu::{Arch, Epilogue, LibraryKernel, Shape};
 use pcc_ir::kernel::{Access, Kernel, Lane, Node, Store};
 use pcc_ir::kernel_eval::{KernelData, eval_kernel};
-use pcc_ir::ops::BinaryKind;
+use pcc_ir::ops::{BinaryKind, UnaryKind};
 use pcc_ir::types::DType;
 
 /// `out = max(c, row) * gate + bias`, and in place `residual = residual + c * scalar`.
@@ -43,6 +43,28 @@ fn kernel(c: DType, rank: u32) -> Kernel {
             binary(BinaryKind::Add, 0, 10),
         ],
         stores: vec![Store { access: 6, node: 9, at: None }, Store { access: 1, node: 11, at: None }],
+    }
+}
+
+/// `out = c / (1 + exp(-c)) * gate`, as of a gated MLP.
+fn gated(c: DType) -> Kernel {
+    let access = |write| Access { dtype: c, lane: Lane::Unit, write };
+    Kernel {
+        name: String::new(),
+        rank: 2,
+        accesses: vec![access(false), access(false), access(true)],
+        scalars: 0,
+        nodes: vec![
+            Node::Load(0),
+            Node::Load(1),
+            Node::Unary(UnaryKind::Neg, 0),
+            Node::Unary(UnaryKind::Exp, 2),
+            Node::Const { dtype: DType::F32, bits: 1f32.to_bits().into() },
+            Node::Binary(BinaryKind::Add, 3, 4),
+            Node::Binary(BinaryKind::Div, 0, 5),
+            Node::Binary(BinaryKind::Mul, 6, 1),
+        ],
+        stores: vec![Store { access: 2, node: 7, at: None }],
     }
 }
 
@@ -191,6 +213,21 @@ fn epilogues_are_what_the_kernels_are_behind_the_product() {
         }
         keep(std::slice::from_ref(&fused.kernel), &[fused.library()]);
     }
+}
+
+/// Every product with a costly epilogue and with one of many accesses, for those who look at registers.
+#[test]
+fn epilogues_go_with_every_product() {
+    let types: Vec<DType> = gemms().iter().map(|g| g.c).collect();
+    let kernels: Vec<Kernel> = types.iter().flat_map(|&c| [kernel(c, 2), gated(c)]).collect();
+    let with = |plain: &GemmKernel| {
+        let epilogues = [Epilogue::new(&kernel(plain.c, 2), 1 << C), Epilogue::new(&gated(plain.c), 1)];
+        epilogues.map(|e| LibraryKernel::Gemm(GemmKernel { epilogue: Some(e), ..*plain }))
+    };
+    let library: Vec<LibraryKernel> = gemms().iter().flat_map(with).collect();
+    keep(&kernels, &library);
+    let text = ptx(&kernels, &library[..4], Arch::Sm80);
+    assert!(library[..4].iter().all(|k| text.contains(&format!(".entry {}(", k.symbol()))));
 }
 
 /// Strides of an access that are taken for each other's, or pointers, are noticed on every path, and so is a bound that lets one more in.
