@@ -62,7 +62,7 @@ pub fn product_kernel(m: u64, path: GemmPath) -> GemmKernel {
         GemmPath::Few => m.next_power_of_two() as u32,
     };
     let by_k = path != GemmPath::Simt;
-    GemmKernel { path, a: dtype, b: dtype, c: dtype, rows, a_by_k: by_k, b_by_k: by_k }
+    GemmKernel { path, a: dtype, b: dtype, c: dtype, rows, a_by_k: by_k, b_by_k: by_k, epilogue: None }
 }
 
 fn products() -> Vec<(GemmKernel, [u64; 3])> {

@@ -122,13 +122,26 @@ impl Kernel {
     /// The symbol of the kernel's code: `pcc_` and the first 24 digits of a SHA-256 of all but its name. So a name says what its code
     /// does, and a name on another kernel is found.
     pub fn symbol(&self) -> String {
+        symbol_of(&self.digest())
+    }
+
+    /// The bytes of a SHA-256 that [`Kernel::symbol`] is made of.
+    pub fn digest(&self) -> [u8; DIGEST] {
         let nameless = Kernel { name: String::new(), ..self.clone() };
         // invariant: numbers, lists and unit variants always have a JSON form.
         let json = serde_json::to_vec(&nameless).expect("a kernel can be written");
         let digest = Sha256::new_with_prefix(b"pcc kernel 1\0").chain_update(json).finalize();
-        let hex: String = digest[..12].iter().map(|b| format!("{b:02x}")).collect();
-        format!("pcc_{hex}")
+        std::array::from_fn(|i| digest[i])
     }
+}
+
+/// Bytes of [`Kernel::digest`].
+pub const DIGEST: usize = 12;
+
+/// The symbol of the kernel with this digest.
+pub fn symbol_of(digest: &[u8; DIGEST]) -> String {
+    let hex: String = digest.iter().map(|b| format!("{b:02x}")).collect();
+    format!("pcc_{hex}")
 }
 
 /// What generated code receives. Pointers may alias only where a store's access has the same base and strides as a load's

@@ -2,6 +2,9 @@
 
 use super::models::{self, artifact};
 use super::{Outcome, check_failure, command, fails, finish, folder, json, npz, succeeds};
+use pcc_ir::gpu::gemm::GemmPath;
+use pcc_ir::gpu::{LibraryKernel, library};
+use pcc_ir::program::Program;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
@@ -53,6 +56,34 @@ fn run_on_cpu<'a>(run: &'a [&'a str]) -> &'a [&'a str] {
 #[test]
 fn a_llama_on_eight_simulated_gpus_equals_the_cpu() {
     equals_the_cpu("llama", "logits", &["--seq", "8"], &["--entry", "forward"]);
+}
+
+/// The gate of an MLP is applied where the product is made, on each path that products take.
+#[test]
+fn elementwise_kernels_run_inside_products() {
+    let cases = [("8", "f32", GemmPath::Few), ("64", "f32", GemmPath::Simt), ("64", "bf16", GemmPath::Mma)];
+    for (seq, dtype, path) in cases {
+        let sizes = ["--seq", seq, "--batch", "2", "--micro-batches", "2", "--dtype", dtype];
+        let compiled = |target| artifact("llama", &[&sizes[..], &["--target", target]].concat());
+        let made = compiled("sm_90");
+        let text = std::fs::read_to_string(made.join("program.json")).unwrap();
+        let program: Program = serde_json::from_str(&text).unwrap();
+        let fused = library(&program).into_iter().filter(|k| match k {
+            LibraryKernel::Gemm(gemm) => gemm.epilogue.is_some() && gemm.path == path,
+            _ => false,
+        });
+        let ptx = std::fs::read_to_string(made.join("kernels.sm_90.ptx")).unwrap();
+        let symbols: Vec<String> = fused.map(|k| k.symbol()).collect();
+        assert!(!symbols.is_empty(), "{path:?}");
+        assert!(symbols.iter().all(|s| ptx.contains(&format!(".entry {s}("))), "{symbols:?}");
+        let place = folder();
+        let run = |made: &Path, device| {
+            let args = ["--entry", "forward", "--device", device];
+            outputs(place.path(), made, "logits", &args)
+        };
+        let off = distance(&run(&made, "cuda-sim"), &run(&compiled("cpu"), "cpu"));
+        assert!(if dtype == "f32" { off.0 <= F32 } else { off.1 <= BF16_MEAN }, "{path:?}: {off:?}");
+    }
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! A request for a GPU to one PTX file: all distinct fused kernels and library kernels behind one header.
 
+use super::library::epilogue::Follows;
 use super::{Generator, fused, header, initialise, library};
 use crate::build::{checked, content_key, hex, work};
 use crate::cache::Cache;
 use crate::parallel::generate;
 use pcc_ir::Diagnostic;
 use pcc_ir::codegen_protocol::{Built, Gpu, Request};
-use pcc_ir::gpu::{Arch, LibraryKernel};
+use pcc_ir::gpu::gemm::GemmKernel;
+use pcc_ir::gpu::{Arch, Epilogue, LibraryKernel};
 use pcc_ir::kernel::Kernel;
 use pcc_ir::kernel_check::KernelInfo;
 use sha2::{Digest, Sha256};
@@ -17,7 +19,8 @@ use std::time::Instant;
 /// Something that becomes an entry.
 enum Unit<'a> {
     Fused(&'a Kernel, KernelInfo, String),
-    Library(&'a LibraryKernel),
+    /// With the epilogue of a product that has one.
+    Library(&'a LibraryKernel, Option<(&'a Kernel, KernelInfo)>),
 }
 
 impl Unit<'_> {
@@ -27,7 +30,7 @@ impl Unit<'_> {
             Unit::Fused(kernel, ..) => {
                 serde_json::to_vec(&Kernel { name: String::new(), ..(*kernel).clone() })
             }
-            Unit::Library(kernel) => serde_json::to_vec(kernel),
+            Unit::Library(kernel, _) => serde_json::to_vec(kernel),
         };
         content_key(json, &target)
     }
@@ -36,8 +39,8 @@ impl Unit<'_> {
         match self {
             Unit::Fused(kernel, ..) => work(kernel),
             // Tiles and fragments, unrolled.
-            Unit::Library(LibraryKernel::Gemm(_) | LibraryKernel::Attention(_)) => 1000,
-            Unit::Library(_) => 20,
+            Unit::Library(LibraryKernel::Gemm(_) | LibraryKernel::Attention(_), _) => 1000,
+            Unit::Library(..) => 20,
         }
     }
 
@@ -47,7 +50,10 @@ impl Unit<'_> {
             Unit::Fused(kernel, info, symbol) => {
                 generator.ptx(&fused::module(context, kernel, info, symbol)?)?
             }
-            Unit::Library(kernel) => shared(kernel) + &generator.ptx(&library::module(context, kernel)?)?,
+            Unit::Library(kernel, epilogue) => {
+                let follows = follows(kernel, epilogue.as_ref());
+                shared(kernel) + &generator.ptx(&library::module(context, kernel, follows)?)?
+            }
         };
         Ok(ptx.into_bytes())
     }
@@ -73,7 +79,7 @@ pub(crate) fn build(request: &Request, gpu: &Gpu) -> Result<Built, Diagnostic> {
     let library: BTreeSet<&LibraryKernel> = gpu.library.iter().collect();
     for kernel in library {
         check_library(kernel)?;
-        units.push(Unit::Library(kernel));
+        units.push(Unit::Library(kernel, epilogue(kernel, &request.kernels, &symbols)?));
     }
     initialise();
     let init = start.elapsed();
@@ -147,6 +153,37 @@ fn check_library(kernel: &LibraryKernel) -> Result<(), Diagnostic> {
             .why(format!("a GPU kernel has at most {} parameters", fused::MOST_PARAMS))),
         _ => Ok(()),
     }
+}
+
+/// The fused kernel that a product has for an epilogue.
+fn epilogue<'a>(
+    library: &LibraryKernel,
+    kernels: &'a [Kernel],
+    symbols: &[String],
+) -> Result<Option<(&'a Kernel, KernelInfo)>, Diagnostic> {
+    let LibraryKernel::Gemm(GemmKernel { epilogue: Some(epilogue), c, .. }) = library else {
+        return Ok(None);
+    };
+    let refuse = |why: &str| {
+        Diagnostic::internal("an invalid epilogue was asked of pcc-codegen")
+            .at(format!("{library:?}"))
+            .why(why)
+    };
+    let symbol = epilogue.symbol();
+    let kernel = symbols.iter().position(|s| *s == symbol).map(|at| &kernels[at]);
+    let kernel = kernel.ok_or_else(|| refuse("no kernel has its digest"))?;
+    epilogue.check(kernel, *c).map_err(refuse)?;
+    Ok(Some((kernel, checked(kernel)?)))
+}
+
+fn follows<'a>(
+    library: &LibraryKernel,
+    epilogue: Option<&'a (&'a Kernel, KernelInfo)>,
+) -> Option<Follows<'a>> {
+    let LibraryKernel::Gemm(GemmKernel { epilogue: Some(Epilogue { reads, .. }), .. }) = *library else {
+        return None;
+    };
+    epilogue.map(|(kernel, info)| Follows { kernel, info, reads })
 }
 
 /// Written aside and renamed.

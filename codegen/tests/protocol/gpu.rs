@@ -3,7 +3,8 @@
 use super::{kernel, talk};
 use pcc_ir::Fault;
 use pcc_ir::codegen_protocol::{Built, Cpu, Gpu, Reply, Request};
-use pcc_ir::gpu::{Arch, LibraryKernel};
+use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
+use pcc_ir::gpu::{Arch, Epilogue, LibraryKernel};
 use pcc_ir::kernel::{Kernel, Node};
 use pcc_ir::ops::UnaryKind;
 use pcc_ir::types::{DType, ReduceKind};
@@ -83,8 +84,29 @@ fn what_a_gpu_cannot_take_is_refused() {
     large.rank = 3;
     large.accesses.resize(128, large.accesses[0].clone());
     let reduce = |members| LibraryKernel::Reduce { dtype: DType::F32, reduce: ReduceKind::Sum, members };
+    // A product's epilogue that is not among the kernels, or that looks beyond its element.
+    let elementwise = kernel("k", UnaryKind::Abs);
+    let product = |epilogue: &Kernel| {
+        let dtype = epilogue.accesses[0].dtype;
+        let (path, epilogue) = (GemmPath::Simt, Some(Epilogue::new(epilogue, 0)));
+        let (a_by_k, b_by_k) = (false, false);
+        LibraryKernel::Gemm(GemmKernel {
+            path,
+            a: dtype,
+            b: dtype,
+            c: dtype,
+            rows: 64,
+            a_by_k,
+            b_by_k,
+            epilogue,
+        })
+    };
+    let mut reducing = elementwise.clone();
+    reducing.nodes.push(Node::RowReduce(ReduceKind::Sum, 0));
     let lines = [
         good.replace("sm_90", "sm_70"),
+        refused(&[], &[product(&elementwise)]),
+        refused(&[reducing.clone()], &[product(&reducing)]),
         refused(&[invalid], &[]),
         refused(&[large], &[]),
         refused(&[], &[LibraryKernel::Copy { bytes: 3 }]),
@@ -96,6 +118,8 @@ fn what_a_gpu_cannot_take_is_refused() {
     let replies = talk(&lines);
     let expected = [
         (Fault::Input, "unknown variant `sm_70`"),
+        (Fault::Internal, "no kernel has its digest"),
+        (Fault::Internal, "it is not elementwise"),
         (Fault::Internal, "broken): node 1: uses node 9"),
         (Fault::Run, "515 parameters, more than the 512"),
         (Fault::Internal, "no element has 3 bytes"),
@@ -108,7 +132,7 @@ fn what_a_gpu_cannot_take_is_refused() {
         assert_eq!(error.fault, fault, "{error}");
         assert!(error.to_string().contains(text), "{error} lacks {text}");
     }
-    assert!(built(&replies[7]).ok);
+    assert!(built(&replies[9]).ok);
 }
 
 #[test]

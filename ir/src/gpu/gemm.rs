@@ -1,6 +1,6 @@
 //! Matrix products of the library.
 
-use super::Shape;
+use super::{Epilogue, Shape};
 use crate::program::{Gemm, Matrix};
 use crate::types::DType;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,9 @@ pub struct GemmKernel {
     pub a_by_k: bool,
     /// Likewise of b for [`GemmPath::Mma`] and [`GemmPath::Few`]: k if true, n if false.
     pub b_by_k: bool,
+    /// The elementwise kernel that runs on each element of c as soon as that is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epilogue: Option<Epilogue>,
 }
 
 /// How a product is computed. Sums are f32 on every path.
@@ -74,10 +77,19 @@ impl MmaTile {
 }
 
 impl GemmKernel {
-    /// The kernel for an instruction: depends on the program alone, not on the run.
+    /// The kernel for an instruction alone: depends on the program alone, not on the run.
     pub fn of(gemm: &Gemm) -> Self {
         let (a, b, c) = (gemm.a.dtype, gemm.b.dtype, gemm.c.dtype);
-        let simt = Self { path: GemmPath::Simt, a, b, c, rows: SIMT_TILE, a_by_k: false, b_by_k: false };
+        let simt = Self {
+            path: GemmPath::Simt,
+            a,
+            b,
+            c,
+            rows: SIMT_TILE,
+            a_by_k: false,
+            b_by_k: false,
+            epilogue: None,
+        };
         // (k stride, other stride)
         let by_k = |m: &Matrix, k: i64, other: i64, batch: &[i64]| -> Option<bool> {
             let size = m.dtype.bytes() as i64;
@@ -109,8 +121,13 @@ impl GemmKernel {
     }
 
     /// Parameters, in order: pointers a, b, c; m, n, k; strides in elements: a along m and k, b along k and n, c along m and n; alpha (f32);
-    /// for each of [`BATCH`] batch dims, outermost first: its extent (1 where there is none) and its strides in a, b and c.
+    /// for each of [`BATCH`] batch dims, outermost first: its extent (1 where there is none) and its strides in a, b and c. Those of an epilogue follow.
     pub const PARAMS: usize = 3 + 3 + 6 + 1 + 4 * BATCH;
+
+    /// Parameters with those of the epilogue.
+    pub fn params(&self) -> usize {
+        Self::PARAMS + self.epilogue.map_or(0, |e| e.params())
+    }
 
     /// The tile of [`GemmPath::Mma`]: of few rows, narrow ones, so that more blocks share the work of reading b.
     pub fn mma_tile(&self) -> MmaTile {

@@ -1,6 +1,7 @@
 //! The kernels of the library, by what they are made of.
 
 use super::attention::AttentionKernel;
+use super::epilogue_of;
 use super::gemm::GemmKernel;
 use crate::program::{InstrKind, Program};
 use crate::types::{DType, ReduceKind};
@@ -64,7 +65,7 @@ impl LibraryKernel {
     /// Parameters it takes.
     pub fn params(&self) -> usize {
         match self {
-            LibraryKernel::Gemm(_) => GemmKernel::PARAMS,
+            LibraryKernel::Gemm(g) => g.params(),
             LibraryKernel::Attention(_) => AttentionKernel::PARAMS,
             LibraryKernel::Copy { .. } => 2 + 3 * COPY_RANK,
             LibraryKernel::Reduce { members, .. } => 2 + *members as usize,
@@ -89,11 +90,13 @@ impl LibraryKernel {
 /// Every library kernel that running the program on GPUs may need.
 pub fn library(program: &Program) -> Vec<LibraryKernel> {
     let mut all = BTreeSet::new();
-    for instr in program.funcs.iter().flat_map(|f| &f.instrs) {
+    let instrs = program.funcs.iter().flat_map(|f| f.instrs.iter().enumerate().map(move |i| (f, i)));
+    for (func, (at, instr)) in instrs {
         match &instr.kind {
             InstrKind::Kernel(_) | InstrKind::Rows(_) => {}
             InstrKind::Gemm(g) => {
-                all.insert(LibraryKernel::Gemm(GemmKernel::of(g)));
+                let kernel = GemmKernel { epilogue: epilogue_of(program, func, at), ..GemmKernel::of(g) };
+                all.insert(LibraryKernel::Gemm(kernel));
             }
             InstrKind::Attention(a) => {
                 all.insert(LibraryKernel::Attention(AttentionKernel::of(a)));

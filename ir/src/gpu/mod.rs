@@ -12,11 +12,13 @@
 
 mod arch;
 pub mod attention;
+mod epilogue;
 pub mod fused;
 pub mod gemm;
 mod library;
 
 pub use arch::Arch;
+pub use epilogue::{Epilogue, epilogue_of};
 pub use library::{COPY_RANK, LibraryKernel, REDUCE_MEMBERS, Shape, library};
 
 /// Bytes that divide the address of every slot, frame and value of a device.

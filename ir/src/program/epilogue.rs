@@ -32,6 +32,22 @@ impl FuncProgram {
                 .is_some_and(|kernel| self.fits(gemm, launch, kernel).unwrap_or(false))
     }
 
+    /// For each access of the kernel behind the product at `at`, which is its epilogue: whether it reads the product's result.
+    pub(crate) fn reads_of_result(
+        &self,
+        at: usize,
+        kernels: &PrimaryMap<KernelId, Kernel>,
+    ) -> Option<Vec<bool>> {
+        let [product, next] = self.instrs.get(at..)?.first_chunk()?;
+        let (InstrKind::Gemm(gemm), InstrKind::Kernel(launch)) = (&product.kind, &next.kind) else {
+            return None;
+        };
+        let (m, n) = (i64::try_from(gemm.m.full).ok()?, i64::try_from(gemm.n.full).ok()?);
+        let c = elements(&gemm.c).within(m, n);
+        let accesses = accesses(launch, kernels.get(launch.kernel)?, m, n)?;
+        Some(accesses.iter().map(|(access, write)| !write && *access == c).collect())
+    }
+
     /// `None` where sizes overflow.
     fn fits(&self, gemm: &Gemm, launch: &Launch, kernel: &Kernel) -> Option<bool> {
         let rank = launch.extents.len();
@@ -45,19 +61,7 @@ impl FuncProgram {
         }
         let (m, n) = (i64::try_from(gemm.m.full).ok()?, i64::try_from(gemm.n.full).ok()?);
         let c = elements(&gemm.c).within(m, n);
-        let accesses: Vec<(Elements, bool)> = kernel
-            .accesses
-            .iter()
-            .zip(&launch.ptrs)
-            .zip(launch.strides.chunks_exact(rank))
-            .map(|((a, &loc), s)| {
-                let row = if rank == 2 { s[0] } else { 0 };
-                (Elements { loc, dtype: a.dtype, row, col: s[rank - 1] }.within(m, n), a.write)
-            })
-            .collect();
-        if accesses.len() != kernel.accesses.len() {
-            return Some(false);
-        }
+        let Some(accesses) = accesses(launch, kernel, m, n) else { return Some(false) };
         let k = i64::try_from(gemm.k.full).ok()?;
         let (a, b) = (elements(&gemm.a), elements(&gemm.b));
         for (number, (access, write)) in accesses.iter().enumerate() {
@@ -100,6 +104,22 @@ impl FuncProgram {
         };
         buffer(a) == buffer(b)
     }
+}
+
+/// What each access of a kernel of rank 1 or 2 touches, and whether it writes; `None` where the launch has fewer.
+fn accesses(launch: &Launch, kernel: &Kernel, m: i64, n: i64) -> Option<Vec<(Elements, bool)>> {
+    let rank = kernel.rank as usize;
+    let all: Vec<(Elements, bool)> = kernel
+        .accesses
+        .iter()
+        .zip(&launch.ptrs)
+        .zip(launch.strides.chunks_exact(rank.max(1)))
+        .map(|((a, &loc), s)| {
+            let row = if rank == 2 { s[0] } else { 0 };
+            (Elements { loc, dtype: a.dtype, row, col: s[s.len() - 1] }.within(m, n), a.write)
+        })
+        .collect();
+    (all.len() == kernel.accesses.len()).then_some(all)
 }
 
 fn elements(matrix: &Matrix) -> Elements {

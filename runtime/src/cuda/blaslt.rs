@@ -295,9 +295,10 @@ mod tests {
             a_by_k: true,
             b_by_k: true,
             rows: 8,
+            epilogue: None,
         };
         let (a, b, c) = ((0, a.0, a.1), (0, b.0, b.1), (0, 50, 1));
-        Product { kernel, m: 30, n: 50, k: 70, alpha: 1.0, a, b, c, batch }
+        Product { kernel, m: 30, n: 50, k: 70, alpha: 1.0, a, b, c, batch, epilogue: vec![] }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::layout::Layout;
 use crate::machine::{FuncScalars, Groups};
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::{BATCH, GemmKernel};
-use pcc_ir::gpu::{LibraryKernel, Shape, f32_param, fused};
+use pcc_ir::gpu::{Epilogue, LibraryKernel, Shape, epilogue_of, f32_param, fused};
 use pcc_ir::program::{
     AttentionCall, Base, CollectiveCall, CollectiveKind, EntryProgram, FuncProgram, Gemm, InstrKind, Launch,
     Loc, Program, Scalar, Slot, Step, Strided,
@@ -26,6 +26,8 @@ pub(super) struct Plan {
     extents: Vec<FuncExtents>,
     /// Per function and instruction: what it touches.
     touched: Vec<Vec<Vec<Touched>>>,
+    /// Per function and instruction: the next one, if it runs inside this product.
+    epilogues: Vec<Vec<Option<Epilogue>>>,
     /// Bytes of each of a rank's two scratch buffers.
     pub(super) scratch: u64,
     /// Bytes of all members' contributions to a collective, at most.
@@ -54,6 +56,11 @@ impl Plan {
         let extents = program.funcs.iter().map(|f| FuncExtents::new(&program, f)).collect();
         let groups = Groups::new(&program);
         let touched = program.funcs.iter().map(|f| ranges::of(&program, f)).collect();
+        let epilogues = program
+            .funcs
+            .iter()
+            .map(|f| (0..f.instrs.len()).map(|at| epilogue_of(&program, f, at)).collect::<Vec<_>>());
+        let epilogues = epilogues.collect();
         let (mut scratch, mut gather) = (0, 0);
         for instr in program.funcs.iter().flat_map(|f| &f.instrs) {
             if let InstrKind::Collective(call) = &instr.kind {
@@ -65,7 +72,7 @@ impl Plan {
                 gather = bytes.saturating_mul(copies).max(gather);
             }
         }
-        Self { program, layout, groups, scalars, extents, touched, scratch, gather }
+        Self { program, layout, groups, scalars, extents, touched, epilogues, scratch, gather }
     }
 }
 
@@ -216,7 +223,7 @@ impl<'a> Call<'a> {
                 let extents: Vec<u64> = launch.extents.iter().map(&mut extent).collect();
                 self.fused(instr, launch, &extents)
             }
-            InstrKind::Gemm(gemm) => self.product(gemm, extent),
+            InstrKind::Gemm(gemm) => self.product(instr, gemm, extent),
             InstrKind::Attention(call) => self.attention(call, extent),
             InstrKind::Collective(call) => self.exchange(instr, call, extent),
             // invariant: a program for GPUs has no panels, which loading it checks
@@ -230,18 +237,37 @@ impl<'a> Call<'a> {
         if rows.contains(&0) || lanes == 0 && !fused::reduces(kernel) {
             return Work::Nothing;
         }
+        let mut params: Vec<u64> = launch.ptrs.iter().map(|p| self.address(p)).collect();
+        params.extend(extents);
+        params.extend(launch.strides.iter().map(|&s| s as u64));
+        params.extend(self.scalars(instr, launch));
+        Work::Fused { kernel: launch.kernel, shape: fused::shape(kernel, extents), params }
+    }
+
+    fn scalars(&self, instr: usize, launch: &Launch) -> Vec<u64> {
         let fixed = self.plan.scalars[self.index].of(self.position(), instr, launch.scalars.len());
         let scalar = |(s, &fixed): (&Scalar, &i64)| {
             s.at(&self.plan.program.mesh, self.position(), &self.sizes).unwrap_or(fixed) as u64
         };
-        let mut params: Vec<u64> = launch.ptrs.iter().map(|p| self.address(p)).collect();
-        params.extend(extents);
-        params.extend(launch.strides.iter().map(|&s| s as u64));
-        params.extend(launch.scalars.iter().zip(fixed).map(scalar));
-        Work::Fused { kernel: launch.kernel, shape: fused::shape(kernel, extents), params }
+        launch.scalars.iter().zip(fixed).map(scalar).collect()
     }
 
-    fn product(&self, gemm: &Gemm, mut extent: impl FnMut(&Extent) -> u64) -> Work {
+    /// The parameters of instruction `instr` as the epilogue of the product before it.
+    fn epilogue(&self, instr: usize) -> Vec<u64> {
+        let Some(InstrKind::Kernel(launch)) = self.func().instrs.get(instr).map(|i| &i.kind) else {
+            return vec![];
+        };
+        let mut params: Vec<u64> = launch.ptrs.iter().map(|p| self.address(p)).collect();
+        for strides in launch.strides.chunks_exact(launch.extents.len().max(1)) {
+            // The only row of a kernel without row dims is the first.
+            let (&col, rows) = strides.split_last().unwrap_or((&0, &[]));
+            params.extend([rows.last().copied().unwrap_or(0), col].map(|s| s as u64));
+        }
+        params.extend(self.scalars(instr, launch));
+        params
+    }
+
+    fn product(&self, instr: usize, gemm: &Gemm, mut extent: impl FnMut(&Extent) -> u64) -> Work {
         let [m, n, k] = [&gemm.m, &gemm.n, &gemm.k].map(&mut extent);
         let batch: Vec<[i64; 4]> =
             gemm.batch.iter().map(|d| [extent(&d.extent) as i64, d.a, d.b, d.c]).collect();
@@ -249,9 +275,11 @@ impl<'a> Call<'a> {
             return Work::Nothing;
         }
         let matrix = |m: &pcc_ir::program::Matrix| (self.address(&m.loc), m.row, m.col);
-        let kernel = GemmKernel::of(gemm);
+        let epilogue = self.plan.epilogues[self.index][instr];
+        let kernel = GemmKernel { epilogue, ..GemmKernel::of(gemm) };
+        let epilogue = epilogue.map_or(vec![], |_| self.epilogue(instr + 1));
         let (a, b, c) = (matrix(&gemm.a), matrix(&gemm.b), matrix(&gemm.c));
-        Work::Product(Product { kernel, m, n, k, alpha: gemm.alpha as f32, a, b, c, batch })
+        Work::Product(Product { kernel, m, n, k, alpha: gemm.alpha as f32, a, b, c, batch, epilogue })
     }
 
     fn attention(&self, call: &AttentionCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {
@@ -325,6 +353,7 @@ impl Product {
                 params.extend([1, 0, 0, 0]);
             }
             params.extend(inner.iter().flatten().map(|&x| x as u64));
+            params.extend(&self.epilogue);
             (self.kernel.shape(self.m, self.n, inner_count), params)
         };
         (0..count).map(launch).collect()

@@ -184,5 +184,6 @@ fn product(p: &DenseProduct) -> Product {
         b: (p.b, 1, k),
         c: (p.c, p.n as i64, 1),
         batch: Vec::new(),
+        epilogue: Vec::new(),
     }
 }

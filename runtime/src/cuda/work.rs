@@ -39,6 +39,8 @@ pub(super) struct Product {
     pub(super) c: (u64, i64, i64),
     /// Extent, strides of a, b and c; outermost first.
     pub(super) batch: Vec<[i64; 4]>,
+    /// Parameters of the kernel's epilogue, which only our own kernel runs.
+    pub(super) epilogue: Vec<u64>,
 }
 
 /// A part of a collective.

@@ -1,9 +1,12 @@
 //! The results of a warp of a product on tensor cores: fragments of 16 x 8 over a part of the block's tile, and how they leave the registers.
 
+use super::epilogue::Element;
 use super::gemm::{Place, Product};
 use super::tile::{SIDE, place};
 use super::value::Num;
 use crate::ptx::entry::Special;
+use pcc_ir::gpu::WARP;
+use pcc_ir::types::DType;
 use std::ops::Range;
 
 /// Columns of a fragment.
@@ -68,6 +71,46 @@ impl<'e, 'c> Accumulator<'e, 'c> {
                 code.either(whole, together, apart);
             });
         }
+    }
+
+    /// As [`Accumulator::store`], with an epilogue: by way of the block's shared memory, where elements of a row get to lanes side by side, and
+    /// one after another to the same code. Nobody else uses that memory; `warp` is the warp's number.
+    pub fn finish(
+        &self,
+        product: &Product<'e, 'c, '_>,
+        at: Place<'e, 'c>,
+        shared: (Num<'e, 'c>, Num<'e, 'c>),
+        sums: &[Num<'e, 'c>],
+    ) {
+        let code = product.code;
+        let lane = code.special(Special::Lane);
+        let (all, warp) = shared;
+        let part = all.bytes((warp * (self.rows * self.cols * 4)).long());
+        // Elements of one column and adjacent rows lie in different banks.
+        let to = |row: Num<'e, 'c>, col: Num<'e, 'c>| {
+            let turned = col ^ ((row & (self.cols / COLS - 1).min(7)) << COLS.trailing_zeros());
+            part.bytes(((row * self.cols + turned) * 4u32).long())
+        };
+        let inner = Accumulator { corner: (code.i32(0), code.i32(0)), ..*self };
+        for pair in (0..sums.len()).step_by(2) {
+            let (row, col) = inner.place(lane, pair);
+            to(row, col).store_run(DType::F32, &sums[pair..pair + 2]);
+        }
+        code.warp_barrier();
+        let together = product.together();
+        let count = code.i32((self.rows * self.cols) as i32);
+        code.each((lane, count), together * WARP, |number| {
+            let element = |i: u32| {
+                let number = number + i * WARP;
+                let (row, col) = (number.quotient(self.cols), number.remainder(self.cols));
+                let sum = to(row, col).load(DType::F32);
+                let (row, col) = (self.corner.0 + row, self.corner.1 + col);
+                Element { row, col, inside: row.lt(at.rows) & col.lt(at.cols), sum }
+            };
+            product.put(&at, &(0..together).map(element).collect::<Vec<_>>());
+        });
+        // The next tile's stages begin here.
+        code.barrier();
     }
 
     /// The registers of each row of a lane, from left to right.

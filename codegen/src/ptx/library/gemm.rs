@@ -1,5 +1,6 @@
 //! Matrix products: what their paths have in common, which is the parameters and the walk over tiles of c.
 
+use super::epilogue::Follows;
 use super::value::{Code, Num};
 use super::{gemm_few, gemm_mma, gemm_simt};
 use crate::ptx::entry::Special;
@@ -10,8 +11,8 @@ use pcc_ir::types::DType;
 const TOGETHER: u32 = 8;
 
 /// Builds the body of the kernel.
-pub(super) fn emit(code: Code<'_, '_>, kernel: &GemmKernel) {
-    let product = Product::of(code, kernel);
+pub(super) fn emit(code: Code<'_, '_>, kernel: &GemmKernel, follows: Option<Follows<'_>>) {
+    let product = Product::of(code, kernel, follows);
     match kernel.path {
         GemmPath::Simt => gemm_simt::emit(&product),
         GemmPath::Mma => gemm_mma::emit(&product),
@@ -46,6 +47,7 @@ impl<'e, 'c> Matrix<'e, 'c> {
 pub(super) struct Product<'e, 'c, 'k> {
     pub code: Code<'e, 'c>,
     pub kernel: &'k GemmKernel,
+    pub follows: Option<Follows<'k>>,
     a: Matrix<'e, 'c>,
     b: Matrix<'e, 'c>,
     c: Matrix<'e, 'c>,
@@ -69,10 +71,13 @@ pub(super) struct Place<'e, 'c> {
     /// Rows and columns from there to the ends of c, or the tile's where that is less; i32.
     pub rows: Num<'e, 'c>,
     pub cols: Num<'e, 'c>,
+    /// The tile's first row and column in c; i64.
+    pub row: Num<'e, 'c>,
+    pub col: Num<'e, 'c>,
 }
 
 impl<'e, 'c, 'k> Product<'e, 'c, 'k> {
-    fn of(code: Code<'e, 'c>, kernel: &'k GemmKernel) -> Self {
+    fn of(code: Code<'e, 'c>, kernel: &'k GemmKernel, follows: Option<Follows<'k>>) -> Self {
         let long = |i: usize| code.param(i);
         let matrix = |i: usize, dtype| Matrix {
             dtype,
@@ -83,6 +88,7 @@ impl<'e, 'c, 'k> Product<'e, 'c, 'k> {
         Product {
             code,
             kernel,
+            follows,
             a: matrix(0, kernel.a),
             b: matrix(1, kernel.b),
             c: matrix(2, kernel.c),
@@ -142,6 +148,8 @@ impl<'e, 'c, 'k> Product<'e, 'c, 'k> {
                     c: c.from(row, col),
                     rows: (self.m - row).min(i64::from(rows)).int(),
                     cols: (self.n - col).min(i64::from(cols)).int(),
+                    row,
+                    col,
                 });
             });
         });

@@ -1,6 +1,7 @@
 //! Products of few rows, as of decode steps: b is read once, 16 bytes a thread and instruction, and many of these are under way at a time.
 //! The threads share k; their sums are added by shuffles and through shared memory.
 
+use super::epilogue::Element;
 use super::gemm::{Matrix, Place, Product};
 use super::tile::CHUNK;
 use super::value::Num;
@@ -74,9 +75,8 @@ impl<'e, 'c> Part<'_, 'e, 'c, '_> {
     }
 
     fn store(&self, row: Num<'e, 'c>, col: Num<'e, 'c>, sum: Num<'e, 'c>) {
-        let (code, c) = (self.product.code, self.place.c);
         let inside = row.lt(self.place.rows) & col.lt(self.place.cols);
-        code.when(inside, || c.at(row, col).store(c.dtype, sum * self.product.alpha));
+        self.product.put(&self.place, &[Element { row, col, inside, sum }]);
     }
 
     /// A column of b is one run of memory: its chunks go round the lanes of a warp.
@@ -130,13 +130,12 @@ impl<'e, 'c> Part<'_, 'e, 'c, '_> {
             sums
         };
         let sums = code.either(at.lt(k), rest, || sums.clone());
-        for row in 0..self.rows {
-            for col in 0..across {
-                let sum = sums[number(row, col, across)].sum_over(&[16, 8, 4, 2, 1]);
-                let writes = lane.eq(i64::from(number(row, col, across) as u32 % WARP));
-                code.when(writes, || self.store(code.i32(row as i32), first + col, sum));
-            }
+        // Every lane has all sums and stores one; the others' rows are beyond those that are there.
+        let mut own = code.f32(0.0);
+        for (i, sum) in sums.iter().enumerate() {
+            own = lane.eq(i as i64).choose(sum.sum_over(&[16, 8, 4, 2, 1]), own);
         }
+        self.store(lane.quotient(across), first + lane.remainder(across), own);
     }
 
     /// A row of b is one run of memory: threads side by side take chunks of it, groups of them take turns along k.

@@ -26,7 +26,10 @@ pub(super) fn emit(product: &Product<'_, '_, '_>) {
         let accumulator = Accumulator { rows: size.warp_rows, cols: size.warp_cols, corner };
         let pipeline = Pipeline { product, operands: [&a, &b], sources, size, shared };
         let sums = pipeline.run(&accumulator);
-        accumulator.store(product, place, size.cols, &sums);
+        match product.follows {
+            None => accumulator.store(product, place, size.cols, &sums),
+            Some(_) => accumulator.finish(product, place, (shared, warp), &sums),
+        }
     });
 }
 

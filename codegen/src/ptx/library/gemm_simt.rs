@@ -1,5 +1,6 @@
 //! Products of any types and strides: tiles of a and b as f32 in shared memory, 4 x 4 results a thread.
 
+use super::epilogue::Element as Made;
 use super::gemm::{Matrix, Place, Product};
 use super::value::{Code, Num};
 use crate::ptx::entry::Special;
@@ -124,11 +125,11 @@ fn store<'e, 'c>(
     for (i, line) in sums.chunks(SIDE as usize).enumerate() {
         let row = y + i as i64;
         code.when(row.lt(place.rows), || {
-            for (j, sum) in line.iter().enumerate() {
+            let element = |(j, &sum): (usize, &Num<'e, 'c>)| {
                 let col = x + j as i64;
-                let to = place.c.at(row, col);
-                code.when(col.lt(place.cols), || to.store(place.c.dtype, *sum * product.alpha));
-            }
+                Made { row, col, inside: col.lt(place.cols), sum }
+            };
+            product.put(&place, &line.iter().enumerate().map(element).collect::<Vec<_>>());
         });
     }
 }

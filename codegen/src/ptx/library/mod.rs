@@ -6,6 +6,7 @@ mod attention_join;
 mod attention_keys;
 mod attention_mma;
 mod attention_simt;
+pub(crate) mod epilogue;
 mod flat;
 mod gemm;
 mod gemm_few;
@@ -19,6 +20,7 @@ mod tests;
 
 use crate::emit::ir::{Ir, Machine};
 use crate::ptx::entry::Entry;
+use epilogue::Follows;
 use inkwell::context::Context;
 use inkwell::module::Module;
 use pcc_ir::gpu::LibraryKernel;
@@ -26,11 +28,15 @@ use pcc_ir::gpu::gemm::GemmPath;
 use pcc_ir::types::DType;
 use value::Code;
 
-/// A module with the kernel under its symbol.
+/// A module with the kernel under its symbol; `follows` is the epilogue of a product that has one.
 ///
 /// # Errors
 /// Only if this crate is wrong.
-pub(crate) fn module<'c>(context: &'c Context, kernel: &LibraryKernel) -> Result<Module<'c>, String> {
+pub(crate) fn module<'c>(
+    context: &'c Context,
+    kernel: &LibraryKernel,
+    follows: Option<Follows<'_>>,
+) -> Result<Module<'c>, String> {
     let ir = Ir::new(context, Machine::Ptx);
     let begin = |threads: u32| Entry::new(&ir, &kernel.symbol(), kernel.params(), threads);
     match *kernel {
@@ -46,7 +52,7 @@ pub(crate) fn module<'c>(context: &'c Context, kernel: &LibraryKernel) -> Result
                 GemmPath::Few if gemm.few_rows() <= 2 && gemm.a != DType::F64 => entry.resident(2),
                 GemmPath::Few | GemmPath::Simt => {}
             }
-            gemm::emit(Code { entry: &entry }, &gemm);
+            gemm::emit(Code { entry: &entry }, &gemm, follows);
             entry.end();
         }
         LibraryKernel::Attention(attention) => {

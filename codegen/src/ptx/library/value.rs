@@ -4,6 +4,7 @@ use crate::emit::ir::{FP, IP, Op, V};
 use crate::ptx::entry::{Entry, Special};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::PointerValue;
+use pcc_ir::kernel_check::Kind;
 use pcc_ir::types::DType;
 use std::ops::{Add, BitAnd, BitOr, BitXor, Mul, Shl, Shr, Sub};
 
@@ -360,6 +361,16 @@ impl<'e, 'c> Code<'e, 'c> {
 
     pub fn f32(self, v: f32) -> Num<'e, 'c> {
         self.of(self.entry.ir.cf(0, v))
+    }
+
+    /// Zero as elements of a type are computed with.
+    pub fn zero(self, dtype: DType) -> Num<'e, 'c> {
+        let ir = self.entry.ir;
+        self.of(match Kind::of(dtype) {
+            Kind::Float => ir.cf(0, 0.0),
+            Kind::Int => ir.ci(0, 0),
+            Kind::Bool => ir.cb(0, false),
+        })
     }
 
     pub fn param(self, i: usize) -> Num<'e, 'c> {

@@ -70,6 +70,7 @@ fn fits(change: impl FnOnce(&mut Gemm, &mut Launch, &mut Kernel, &mut FuncProgra
     kernels.push(kernel);
     assert!(!func.has_epilogue(1, &kernels) && !func.has_epilogue(9, &kernels));
     let fits = func.has_epilogue(0, &kernels);
+    assert_eq!(func.reads_of_result(1, &kernels), None);
     // What one device runs for its team and what each runs are apart.
     func.instrs[1].once = true;
     assert!(!func.has_epilogue(0, &kernels));
@@ -95,6 +96,30 @@ fn elementwise_kernels_over_the_result_fit() {
         row(l, k);
     }));
     assert!(!fits(|_, l, k, _| row(l, k)));
+}
+
+/// Which accesses of the kernel are the product's result, with this change to the launch.
+fn reads(change: impl FnOnce(&mut Gemm, &mut Launch)) -> Vec<bool> {
+    let (mut gemm, (mut launch, kernel)) = (gemm(), launch());
+    change(&mut gemm, &mut launch);
+    let instr = |kind| Instr { kind, note: 0, once: false };
+    let instrs = vec![instr(InstrKind::Gemm(gemm)), instr(InstrKind::Kernel(launch))];
+    let func = FuncProgram { args: 2, results: 1, instrs, ..FuncProgram::default() };
+    let mut kernels = PrimaryMap::new();
+    kernels.push(kernel);
+    func.reads_of_result(0, &kernels).unwrap()
+}
+
+#[test]
+fn only_reads_at_the_results_own_place_are_the_result() {
+    assert_eq!(reads(|_, _| ()), [true, false, false]);
+    // What is written in place is no read; other strides are other elements.
+    assert_eq!(reads(|_, l| l.ptrs[2] = frame(A)), [true, false, false]);
+    assert_eq!(reads(|_, l| (l.ptrs[1], l.strides[2]) = (frame(A), N)), [true, true, false]);
+    assert_eq!(reads(|_, l| l.ptrs[1] = frame(A)), [true, false, false]);
+    assert_eq!(reads(|g, _| g.c.dtype = DType::BF16), [false, false, false]);
+    // Of one row the stride along rows says nothing.
+    assert_eq!(reads(|g, l| (g.m, l.ptrs[1]) = (Extent::full(1), frame(A))), [true, true, false]);
 }
 
 #[test]

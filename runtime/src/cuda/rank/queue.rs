@@ -100,7 +100,11 @@ impl Rank<'_> {
     fn call(&mut self, call: &Call<'_>, layer: Option<u32>) -> Result<(), Stopped> {
         let func = call.func();
         let sync = !self.recording && std::env::var_os(SYNC_VARIABLE).is_some();
+        let mut done = false;
         for (at, instr) in func.instrs.iter().enumerate() {
+            if std::mem::take(&mut done) {
+                continue;
+            }
             let work = call.work(at);
             if work == Work::Nothing {
                 continue;
@@ -130,6 +134,12 @@ impl Rank<'_> {
                         None => Ok(false),
                     };
                     if !taken.map_err(|why| self.station.broken(&why, &doing()))? {
+                        if product.kernel.epilogue.is_some() {
+                            let spans = call.spans(at + 1);
+                            self.meet(|pending| ranges::meet(pending, &spans))
+                                .map_err(|e| self.station.failed(&e, &doing()))?;
+                            done = true;
+                        }
                         self.launch(&LibraryKernel::Gemm(product.kernel), &product.launches(), &doing)?;
                     }
                 }

@@ -42,7 +42,7 @@ fn encode(dtype: DType, x: f64) -> Vec<u8> {
     }
 }
 
-fn decode(dtype: DType, bytes: &[u8]) -> f64 {
+pub(super) fn decode(dtype: DType, bytes: &[u8]) -> f64 {
     match dtype {
         DType::F64 => f64::from_le_bytes(bytes.try_into().unwrap()),
         DType::F32 => f32::from_le_bytes(bytes.try_into().unwrap()).into(),
@@ -86,13 +86,13 @@ impl View {
         })
     }
 
-    fn offset(&self, index: &[u64]) -> u64 {
+    pub fn offset(&self, index: &[u64]) -> u64 {
         let elements: i64 = index.iter().zip(&self.strides).map(|(&i, &stride)| i as i64 * stride).sum();
         elements as u64 * self.dtype.bytes() as u64
     }
 
     /// Bytes up to the end of the last element.
-    fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         let last: Vec<u64> = self.extents.iter().map(|e| e.saturating_sub(1)).collect();
         self.offset(&last) + self.dtype.bytes() as u64
     }
@@ -123,6 +123,16 @@ impl Data {
         self.values = firsts.iter().map(|&i| self.values[i]).collect();
     }
 
+    /// The bytes of memory that has only these elements; zeros elsewhere.
+    pub fn image(&self) -> Vec<u8> {
+        let mut image = vec![0; self.view.bytes() as usize];
+        for (index, &x) in self.view.indices().zip(&self.values) {
+            let (at, bytes) = (self.view.offset(&index) as usize, encode(self.view.dtype, x));
+            image[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        image
+    }
+
     pub fn at(&self, index: &[u64]) -> f64 {
         let number = index.iter().zip(&self.view.extents).fold(0, |n, (i, e)| n * e + i);
         self.values[number as usize]
@@ -151,6 +161,17 @@ impl Device {
             self.memory.write(place + data.view.offset(&index), &bytes).map_err(|e| e.to_string())?;
         }
         Ok(place)
+    }
+
+    /// The elements of a view.
+    pub fn get(&self, place: u64, view: &View) -> Result<Data, String> {
+        let bytes = view.dtype.bytes() as u64;
+        let read = |index: Vec<u64>| {
+            let read = self.memory.read(place + view.offset(&index), bytes).map_err(|e| e.to_string())?;
+            Ok(decode(view.dtype, &read))
+        };
+        let values = view.indices().map(read).collect::<Result<_, String>>()?;
+        Ok(Data { view: view.clone(), values })
     }
 
     /// Runs the kernel of a text.

@@ -2,22 +2,36 @@
 
 mod attentions;
 mod data;
+mod epilogues;
 mod mutants;
 mod products;
 mod random;
 
+use super::epilogue::Follows;
 use super::module;
 use crate::emit::tests::gpu::keep;
 use crate::ptx::{Generator, header};
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
 use pcc_ir::gpu::{Arch, LibraryKernel};
+use pcc_ir::kernel::Kernel;
 use pcc_ir::types::DType;
 
 /// PTX of one kernel with its header.
 fn ptx(arch: Arch, kernel: &LibraryKernel) -> String {
+    ptx_with(arch, kernel, None)
+}
+
+/// Likewise of one that may have an epilogue.
+fn ptx_with(arch: Arch, kernel: &LibraryKernel, epilogue: Option<&Kernel>) -> String {
+    let info = epilogue.map(|k| k.check().unwrap());
+    let reads = match kernel {
+        LibraryKernel::Gemm(gemm) => gemm.epilogue.map_or(0, |e| e.reads),
+        _ => 0,
+    };
+    let follows = epilogue.zip(info.as_ref()).map(|(kernel, info)| Follows { kernel, info, reads });
     let generator = Generator::new(arch).unwrap();
-    header(arch) + &generator.ptx(&module(&generator.context, kernel).unwrap()).unwrap()
+    header(arch) + &generator.ptx(&module(&generator.context, kernel, follows).unwrap()).unwrap()
 }
 
 /// Kernels of every path and orientation.
@@ -26,7 +40,16 @@ fn gemms() -> Vec<GemmKernel> {
     for (a_by_k, b_by_k) in [(true, true), (true, false), (false, true), (false, false)] {
         for (dtype, c) in [(DType::BF16, DType::BF16), (DType::F16, DType::F32)] {
             for rows in [64, 128] {
-                all.push(GemmKernel { path: GemmPath::Mma, a: dtype, b: dtype, c, rows, a_by_k, b_by_k });
+                all.push(GemmKernel {
+                    path: GemmPath::Mma,
+                    a: dtype,
+                    b: dtype,
+                    c,
+                    rows,
+                    a_by_k,
+                    b_by_k,
+                    epilogue: None,
+                });
             }
         }
         for (a, b, c) in [
@@ -35,7 +58,7 @@ fn gemms() -> Vec<GemmKernel> {
             (DType::F32, DType::F32, DType::F32),
         ] {
             for rows in [1, 2, 4, 8] {
-                all.push(GemmKernel { path: GemmPath::Few, a, b, c, rows, a_by_k, b_by_k });
+                all.push(GemmKernel { path: GemmPath::Few, a, b, c, rows, a_by_k, b_by_k, epilogue: None });
             }
         }
     }
@@ -48,6 +71,7 @@ fn gemms() -> Vec<GemmKernel> {
             rows: 64,
             a_by_k: false,
             b_by_k: false,
+            epilogue: None,
         };
         all.push(simt);
     }

@@ -37,6 +37,14 @@ impl Case {
     }
 
     pub fn check_at(&self, text: &str, shape: Shape, seed: u64) -> Result<(), String> {
+        let device = Device::new();
+        let operands = self.operands(&device)?;
+        device.run(text, &LibraryKernel::Gemm(self.kernel), shape, &operands.params, seed)?;
+        self.compare(&device, &operands)
+    }
+
+    /// Puts the operands into a device's memory.
+    pub fn operands(&self, device: &Device) -> Result<Operands, String> {
         let Case { kernel, m, n, k, batch, alpha, pad, .. } = *self;
         let matrix = |dtype: DType, rows: u64, cols: u64, rows_inside: bool, aligned: bool| {
             let order = if rows_inside { [3, 4, 2, 1, 0] } else { [4, 3, 2, 1, 0] };
@@ -51,7 +59,6 @@ impl Case {
         }
         let b = Data::noise(b, 2);
         let c = matrix(kernel.c, m, n, self.c_by_m, false);
-        let device = Device::new();
         let places = [device.put(&a, |_| true)?, device.put(&b, |_| true)?, device.alloc(&c)?];
         let mut params = places.to_vec();
         params.extend([m, n, k]);
@@ -63,8 +70,14 @@ impl Case {
             params.push(extent);
             params.extend([&a.view, &b.view, &c].map(|view| view.strides[dim] as u64));
         }
-        device.run(text, &LibraryKernel::Gemm(kernel), shape, &params, seed)?;
-        device.compare(places[2], &c, |index| {
+        Ok(Operands { a, b, c, place: places[2], params })
+    }
+
+    /// Compares c with the product.
+    pub fn compare(&self, device: &Device, operands: &Operands) -> Result<(), String> {
+        let Case { kernel, k, alpha, .. } = *self;
+        let Operands { a, b, c, place, .. } = operands;
+        device.compare(*place, c, |index| {
             let &[x, y, z, row, col] = index else { unreachable!() };
             let terms = (0..k).map(|i| a.at(&[x, y, z, row, i]) * b.at(&[x, y, z, i, col]));
             let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
@@ -74,6 +87,17 @@ impl Case {
             (sum, most)
         })
     }
+}
+
+/// Where a case has what.
+pub(super) struct Operands {
+    a: Data,
+    b: Data,
+    pub c: View,
+    /// Of c.
+    pub place: u64,
+    /// The product's parameters.
+    pub params: Vec<u64>,
 }
 
 /// Checks each case with its kernel, under two orders of blocks and warps.
@@ -100,7 +124,7 @@ const SHAPES: [(u64, u64, u64); 9] = [
 ];
 
 fn mma(rows: u32, dtype: DType, c: DType, a_by_k: bool, b_by_k: bool) -> GemmKernel {
-    GemmKernel { path: GemmPath::Mma, a: dtype, b: dtype, c, rows, a_by_k, b_by_k }
+    GemmKernel { path: GemmPath::Mma, a: dtype, b: dtype, c, rows, a_by_k, b_by_k, epilogue: None }
 }
 
 const ORIENTATIONS: [(bool, bool); 4] = [(true, true), (true, false), (false, true), (false, false)];
@@ -150,7 +174,7 @@ fn f32_tiles_of_any_types_and_strides() {
         let (a, b, c) = types[j % 4];
         // The kernel does not ask which strides are 1; here the flags make them.
         let (a_by_k, b_by_k) = ORIENTATIONS[j % 4];
-        let kernel = GemmKernel { path: GemmPath::Simt, a, b, c, rows: 64, a_by_k, b_by_k };
+        let kernel = GemmKernel { path: GemmPath::Simt, a, b, c, rows: 64, a_by_k, b_by_k, epilogue: None };
         cases.push(Case { alpha: 0.5, pad: j as i64 % 3, c_by_m: j % 2 == 1, ..Case::new(kernel, shape) });
     }
     let kernel = GemmKernel { a_by_k: true, ..cases[0].kernel };
@@ -175,7 +199,7 @@ fn few_rows_of_any_types_and_orientations() {
             let (a, b, c) = types[(i + j) % 5];
             let m = rows_of[(i * 2 + j) % 9];
             let rows = (m as u32).next_power_of_two();
-            let kernel = GemmKernel { path: GemmPath::Few, a, b, c, rows, a_by_k, b_by_k };
+            let kernel = GemmKernel { path: GemmPath::Few, a, b, c, rows, a_by_k, b_by_k, epilogue: None };
             let alpha = [1.0, -2.0][j % 2];
             cases.push(Case { alpha, pad: j as i64 % 3, c_by_m: j == 3, ..Case::new(kernel, (m, n, k)) });
         }

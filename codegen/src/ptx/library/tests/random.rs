@@ -56,7 +56,8 @@ fn product(draws: &mut Draws) -> products::Case {
         GemmPath::Simt => 64,
     };
     let m = if path == GemmPath::Few { 1 + draws.below(u64::from(rows) + 1) } else { draws.extent(200) };
-    let kernel = GemmKernel { path, a, b, c, rows, a_by_k: draws.coin(), b_by_k: draws.coin() };
+    let kernel =
+        GemmKernel { path, a, b, c, rows, a_by_k: draws.coin(), b_by_k: draws.coin(), epilogue: None };
     let shape = (m, draws.extent(200), draws.extent(300));
     products::Case {
         batch: [1 + draws.below(2), 1, 1 + draws.below(2)],
