@@ -3,8 +3,8 @@
 use super::models::{self, artifact};
 use super::{Outcome, check_failure, command, fails, finish, folder, json, npz, succeeds};
 use pcc_ir::gpu::gemm::GemmPath;
-use pcc_ir::gpu::{LibraryKernel, library};
-use pcc_ir::program::Program;
+use pcc_ir::gpu::{LibraryKernel, epilogue_of, library};
+use pcc_ir::program::{Program, Step};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
@@ -84,6 +84,39 @@ fn elementwise_kernels_run_inside_products() {
         let off = distance(&run(&made, "cuda-sim"), &run(&compiled("cpu"), "cpu"));
         assert!(if dtype == "f32" { off.0 <= F32 } else { off.1 <= BF16_MEAN }, "{path:?}: {off:?}");
     }
+}
+
+/// What ran inside a product is not launched again: the run has as many launches as that leaves, one left out being noticed up to the last.
+#[test]
+fn kernels_inside_products_are_not_launched() {
+    let sizes = ["--seq", "64", "--batch", "2", "--micro-batches", "2", "--dtype", "f32"];
+    let made = artifact("llama", &[&sizes[..], &["--target", "sm_90"]].concat());
+    let text = std::fs::read_to_string(made.join("program.json")).unwrap();
+    let program: Program = serde_json::from_str(&text).unwrap();
+    let entry = program.entries.iter().find(|e| e.name == "forward").unwrap();
+    let (mut launches, mut inside) = (0, 0);
+    for step in &entry.stages[0].steps {
+        let Step::Call { func, .. } = step else { panic!("one device sends nothing") };
+        let func = &program.funcs[*func as usize];
+        launches += func.instrs.len();
+        inside += (0..func.instrs.len()).filter(|&at| epilogue_of(&program, func, at).is_some()).count();
+    }
+    assert_eq!(inside, 5, "one in each layer");
+    let place = folder();
+    let run = |mutant: Option<usize>| {
+        let input = npz::token_file(place.path(), 2, 6);
+        let args = ["run", made.to_str().unwrap(), "--input", input.to_str().unwrap(), "--output", "out.npz"];
+        let args = [&args[..], &["--entry", "forward", "--device", "cuda-sim"]].concat();
+        let mut command = command(place.path(), &args);
+        command.envs(mutant.map(|n| ("PCC_SIM_MUTANT", format!("skip-launch:0:{n}"))));
+        let outcome = finish(command.spawn().expect("pcc starts"), &format!("{mutant:?}"));
+        (outcome.code == 0).then(|| npz::read_f32(&place.path().join("out.npz"), "logits").1)
+    };
+    let whole = run(None);
+    assert!(whole.is_some());
+    // Of two micro-batches.
+    let last = 2 * (launches - inside) - 1;
+    assert!(run(Some(last)) != whole && run(Some(last + 1)) == whole);
 }
 
 #[test]
