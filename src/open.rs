@@ -137,6 +137,12 @@ fn simulator() -> Result<PathBuf, Diagnostic> {
     })
 }
 
+/// Whether the libraries of simulated GPUs are where they are looked for.
+pub fn has_simulator() -> bool {
+    let files = ["libpcc_sim_cuda.so", "libpcc_sim_nccl.so"];
+    simulator().is_ok_and(|folder| files.iter().all(|file| folder.join(file).is_file()))
+}
+
 /// A session, and the trace of its runs if one was asked for.
 pub struct Opened {
     pub session: Session,

@@ -75,9 +75,13 @@ fn memory() -> Finding {
 
 /// The GPUs that `--device cuda` would use. None are needed for anything else, so having none is no failure.
 fn gpus() -> Finding {
+    let simulated = match crate::open::has_simulator() {
+        true => "--device cuda-sim can",
+        false => "nor --device cuda-sim, whose libraries are not beside pcc",
+    };
     let detail = match pcc_runtime::describe_gpus() {
         Ok(gpus) => gpus.join("; "),
-        Err(d) => format!("none ({}): --device cuda cannot run here, --device cuda-sim can", d.what),
+        Err(d) => format!("none ({}): --device cuda cannot run here, {simulated}", d.what),
     };
     Finding { what: "gpus", ok: true, detail }
 }

@@ -263,6 +263,12 @@ fn processes_of_a_launcher_run_a_rank_each() {
     assert!(distance(&got, &want).0 <= F32, "{:?}", distance(&got, &want));
     let alone = finish(start("0", "3"), "rank 0 of 3");
     check_failure(&alone, "rank 0 of 3", 4, &["3 processes were started for 2 ranks"]);
+    let variables = [("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")];
+    let together = artifact("llama", &["--tp", "2", "--seq", "8", "--dtype", "f32", "--target", "sm_90"]);
+    let sim = ["--device", "cuda-sim"];
+    refused(&together, &sim, &variables, 2, &["several processes cannot exchange data"]);
+    let sharing = [&sim[..], &["--ranks-per-device", "2"]].concat();
+    refused(&together, &sharing, &variables, 2, &["--ranks-per-device", "2 processes"]);
 }
 
 /// Runs a command with variables of the simulator.

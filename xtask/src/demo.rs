@@ -27,7 +27,9 @@ const TOKENS: [u32; 16] = [1, 9, 4, 7, 30, 2, 17, 40, 8, 33, 5, 21, 60, 3, 12, 2
 pub(crate) fn run(project: &Project, steps: &mut Steps) -> Result<()> {
     setup::run(project, steps)?;
     steps.run("build pcc (release)", || {
-        project.cargo(["build", "--release", "--package", "pcc", "--package", "pcc-codegen"]).run()
+        let packages = ["pcc", "pcc-codegen", "pcc-sim-cuda", "pcc-sim-nccl"];
+        let packages = packages.iter().flat_map(|p| ["--package", p]);
+        project.cargo(["build", "--release"].into_iter().chain(packages)).run()
     })?;
     let cache = project.cache_dir()?;
     let model = steps.run("fetch SmolLM2-135M", || Subject::choose(project, &cache))?;

@@ -76,7 +76,7 @@ fn open(path: &Path) -> Result<Library, Diagnostic> {
         Diagnostic::run(format!("the simulated GPU {what}"))
             .at(path.display().to_string())
             .why(in_full(&e))
-            .help("build it: cargo build -p pcc-sim-cuda -p pcc-sim-nccl")
+            .help("it belongs beside pcc: cargo build -p pcc-sim-cuda -p pcc-sim-nccl, with --release if pcc is built so")
     })
 }
 

@@ -119,7 +119,8 @@ impl Cluster {
         let Apart { layout, slices, bytes } = Layout::apart(&program)?;
         let plan = Arc::new(Plan::new(program, layout));
         let local = options.ranks_per_device > 1;
-        let world = if local { None } else { World::find(|name| std::env::var(name).ok())? };
+        let world = World::find(|name| std::env::var(name).ok())?;
+        plan.check_world(world.as_ref(), options)?;
         let ordinals = weights::place(&plan, options, world.as_ref(), present)?;
         plan.check_messages()?;
         signatures::check(&plan.program, &ptx)?;

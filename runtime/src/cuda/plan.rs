@@ -4,6 +4,8 @@ use super::exchange::{Exchange, scratch_bytes};
 use super::peers::Circle;
 use super::ranges::{self, Span, Touched};
 use super::work::{Product, Work};
+use super::world::World;
+use super::{GpuOptions, Gpus};
 use crate::extents::FuncExtents;
 use crate::layout::Layout;
 use crate::machine::{FuncScalars, Groups};
@@ -112,6 +114,26 @@ impl Plan {
             }
         }
         found.into_iter().collect()
+    }
+
+    /// Processes of a launcher have a rank and a GPU each, and exchange data through NCCL.
+    ///
+    /// # Errors
+    /// Ranks are to share GPUs as well, or to exchange data in simulation, whose NCCL is one process's.
+    pub(super) fn check_world(&self, world: Option<&World>, options: &GpuOptions) -> Result<(), Diagnostic> {
+        let Some(world) = world else { return Ok(()) };
+        let started = format!("{} processes were started, each for one rank", world.size);
+        if options.ranks_per_device > 1 {
+            return Err(Diagnostic::usage("--ranks-per-device is for one process that runs all ranks")
+                .why(started)
+                .help("leave it out, or start one process"));
+        }
+        if options.gpus != Gpus::Real && self.circles().values().any(|&members| members > 1) {
+            return Err(Diagnostic::usage("simulated GPUs of several processes cannot exchange data")
+                .why(started)
+                .help("start one process: it runs all ranks"));
+        }
+        Ok(())
     }
 
     /// A link carries messages in one order: what a stage sends to another must be what that receives from it, one after another.
