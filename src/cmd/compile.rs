@@ -302,7 +302,10 @@ fn write_artifact(
     artifact_output::clear(output);
     let created = interrupt::Unfinished::folder(folder.clone());
     let folder = created.map_err(|e| artifact_output::cannot_write(&folder, &e))?;
-    let object = folder.path().join("kernels");
+    let object = folder.path().join(match target {
+        CodeTarget::Cpu => "kernels.x86.so",
+        CodeTarget::Gpu(_) => "kernels.ptx",
+    });
     let kernels: Vec<_> = c.program.kernels.values().cloned().collect();
     let gpu = match target {
         CodeTarget::Cpu => None,

@@ -77,9 +77,7 @@ fn command_lines_that_are_none() {
 /// What later versions will do is refused by name; its one present value is taken.
 #[test]
 fn beyond_this_version() {
-    for (flag, value) in
-        [("--ep", "2"), ("--cp", "4"), ("--mode", "train"), ("--dtype", "f16"), ("--target", "sm_90")]
-    {
+    for (flag, value) in [("--ep", "2"), ("--cp", "4"), ("--mode", "train"), ("--dtype", "f16")] {
         refused(&[flag, value], 2, &[flag, value, "beyond this version"]);
     }
     refused(&["--dtype", "q3"], 2, &["q3", "f32 or bf16"]);
