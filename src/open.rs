@@ -139,8 +139,7 @@ fn simulator() -> Result<PathBuf, Diagnostic> {
 
 /// Whether the libraries of simulated GPUs are where they are looked for.
 pub fn has_simulator() -> bool {
-    let files = ["libpcc_sim_cuda.so", "libpcc_sim_nccl.so"];
-    simulator().is_ok_and(|folder| files.iter().all(|file| folder.join(file).is_file()))
+    simulator().is_ok_and(|folder| Gpus::Simulated(folder).is_there())
 }
 
 /// A session, and the trace of its runs if one was asked for.

@@ -7,6 +7,7 @@ use crate::{diagnose, interrupt, progress};
 use pcc_frontend::{LoadOptions, Summary};
 use pcc_ir::codegen_protocol::Gpu;
 use pcc_ir::gpu::{self, Arch};
+use pcc_ir::mesh::MAX_DEVICES;
 use pcc_ir::program::{BatchPlan, DeviceKind, WeightsRef};
 use pcc_ir::{Axis, DType, Diagnostic, Mesh};
 use pcc_passes::driver::{self, Compiled, Options};
@@ -102,9 +103,6 @@ impl CodeTarget {
         }
     }
 }
-
-/// The most devices a mesh may have.
-const MAX_DEVICES: u64 = 1 << 20;
 
 pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let start = Instant::now();

@@ -17,7 +17,7 @@ pub(super) enum Level {
 }
 
 /// The most devices a mesh may have.
-const MOST_DEVICES: u64 = 1 << 20;
+const MOST_DEVICES: u64 = pcc_ir::mesh::MAX_DEVICES;
 
 pub(super) fn check(module: &Module, level: Level) -> Result<(), Diagnostic> {
     let sizes = Axis::ALL.map(|a| u64::from(module.mesh.size(a)));

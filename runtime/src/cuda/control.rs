@@ -1,7 +1,7 @@
 //! What ranks share: whether the run has to end, why, and how long to wait for one another.
 
 use pcc_ir::Diagnostic;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,9 @@ pub(super) struct Control {
     failure: Mutex<Option<(Diagnostic, bool)>>,
     /// How long a rank waits for the others before it gives up.
     patience: Duration,
+    /// When anything moved last, on any rank: milliseconds since `start`.
+    moved: AtomicU64,
+    start: Instant,
 }
 
 /// Why a rank stopped: another failed, or the run was cancelled. Its reason is kept in [`Control`].
@@ -39,7 +42,20 @@ impl<T> From<Option<T>> for Look<T> {
 
 impl Control {
     pub(super) fn new(cancel: Arc<AtomicBool>, patience: Duration) -> Self {
-        Self { cancel, stop: AtomicBool::new(false), failure: Mutex::new(None), patience }
+        let (stop, moved) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { cancel, stop, failure: Mutex::new(None), patience, moved, start: Instant::now() }
+    }
+
+    /// Notes that a rank goes on: whoever waits for it does not wait in vain.
+    pub(super) fn note_progress(&self) {
+        let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.moved.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// Whether nothing has moved on any rank for longer than ranks wait, of which one has waited since `since`.
+    fn is_vain(&self, since: Instant) -> bool {
+        let moved = self.start + Duration::from_millis(self.moved.load(Ordering::Relaxed));
+        since.max(moved).elapsed() > self.patience
     }
 
     /// Ends the run; the first reason counts.
@@ -77,13 +93,13 @@ impl Control {
         what: &dyn Fn() -> Diagnostic,
         mut look: impl FnMut() -> Result<Look<T>, Stopped>,
     ) -> Result<T, Stopped> {
-        let (mut moved, mut turn) = (Instant::now(), 0u32);
+        let (since, mut turn) = (Instant::now(), 0u32);
         loop {
             self.go_on()?;
             match look()? {
                 Look::Found(found) => return Ok(found),
-                Look::Moved => moved = Instant::now(),
-                Look::Still if moved.elapsed() > self.patience => {
+                Look::Moved => self.note_progress(),
+                Look::Still if self.is_vain(since) => {
                     let waited = format!("nothing has moved for {:.0} s", self.patience.as_secs_f64());
                     return Err(self.fail(what().why(waited)));
                 }
@@ -159,7 +175,7 @@ impl<T> Board<T> {
             let waited = self.changed.wait_timeout(state, Duration::from_millis(20));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
             control.go_on()?;
-            if start.elapsed() > control.patience {
+            if control.is_vain(start) {
                 return Err(control.fail(what()));
             }
         }
@@ -200,6 +216,24 @@ mod tests {
                 });
             }
         });
+    }
+
+    /// A rank that is slow, but goes on, is waited for.
+    #[test]
+    fn what_moves_is_no_vain_wait() {
+        let control = control(Duration::from_millis(80));
+        let started = Instant::now();
+        let late = || Diagnostic::run("late");
+        let slow = control.wait_for(&late, || {
+            std::thread::sleep(Duration::from_millis(2));
+            match started.elapsed() {
+                passed if passed > Duration::from_millis(300) => Ok(Look::Found(())),
+                _ => Ok(Look::Moved),
+            }
+        });
+        assert!(slow.is_ok());
+        let still = control.wait_for(&late, || Ok(Look::<()>::Still));
+        assert!(still.is_err() && control.failure().unwrap().what == "late");
     }
 
     #[test]

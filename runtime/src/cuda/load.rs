@@ -19,6 +19,16 @@ pub enum Gpus {
     Simulated(PathBuf),
 }
 
+impl Gpus {
+    /// Whether the files are there that simulate them; of real ones only the driver can tell.
+    pub fn is_there(&self) -> bool {
+        match self {
+            Gpus::Real => true,
+            Gpus::Simulated(folder) => SIMULATED.iter().all(|name| folder.join(name).is_file()),
+        }
+    }
+}
+
 /// The stand-ins' file names.
 const SIMULATED: [&str; 2] = ["libpcc_sim_cuda.so", "libpcc_sim_nccl.so"];
 /// The stand-ins, once loaded: a process has one driver.

@@ -17,7 +17,7 @@ use pcc_ir::{Axis, AxisRef, Diagnostic, Mesh, Sharding, Type};
 /// Larger sizes than this, in bytes or elements, exist nowhere.
 const LARGEST: u64 = 1 << 58;
 /// Most devices of a mesh.
-const DEVICES: u64 = 1 << 20;
+const DEVICES: u64 = pcc_ir::mesh::MAX_DEVICES;
 /// Most dims of a tensor, kernel or batch of products.
 const DIMS: usize = 16;
 

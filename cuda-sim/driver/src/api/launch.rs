@@ -123,10 +123,8 @@ pub extern "C" fn cuLaunchCooperativeKernel(
     stream: Handle,
     params: *const *const u8,
 ) -> Code {
-    call(|turn| {
-        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared };
-        turn.launch(function, shape, stream, params)
-    })
+    let none = std::ptr::null();
+    cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, params, none)
 }
 
 /// `CUlaunchConfig`.

@@ -69,6 +69,7 @@ impl Rank<'_> {
 
     /// Notes a point that compute will pass.
     fn mark(&mut self) -> Result<(), Stopped> {
+        self.station.control.note_progress();
         if !self.recording {
             let event = Event::new().map_err(self.failed("marking a point"))?;
             self.compute.record(&event).map_err(self.failed("marking a point"))?;
