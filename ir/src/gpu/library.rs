@@ -3,6 +3,7 @@
 use super::attention::AttentionKernel;
 use super::epilogue_of;
 use super::gemm::GemmKernel;
+use super::selection::{SAMPLE_PARAMS, TopKKernel};
 use crate::program::{InstrKind, Program};
 use crate::types::{DType, ReduceKind};
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,9 @@ pub struct Shape {
 pub enum LibraryKernel {
     Gemm(GemmKernel),
     Attention(AttentionKernel),
+    TopK(TopKKernel),
+    /// See [`SAMPLE_PARAMS`].
+    Sample,
     /// Copies a block of a tensor into a block of another. Parameters: pointers src, dst; [`COPY_RANK`] extents, outermost first (1 where there
     /// is none); as many strides of src, and of dst, in elements. `bytes` of an element: 1, 2, 4 or 8. Threads run over elements, in row-major
     /// order.
@@ -56,6 +60,8 @@ impl LibraryKernel {
         let word = match self {
             LibraryKernel::Gemm(g) => format!("gemm_{:?}", g.path),
             LibraryKernel::Attention(a) => format!("attention_{:?}", a.path),
+            LibraryKernel::TopK(_) => "top_k".to_owned(),
+            LibraryKernel::Sample => "sample".to_owned(),
             LibraryKernel::Copy { .. } => "copy".to_owned(),
             LibraryKernel::Reduce { .. } => "reduce".to_owned(),
         };
@@ -67,6 +73,8 @@ impl LibraryKernel {
         match self {
             LibraryKernel::Gemm(g) => g.params(),
             LibraryKernel::Attention(_) => AttentionKernel::PARAMS,
+            LibraryKernel::TopK(_) => TopKKernel::PARAMS,
+            LibraryKernel::Sample => SAMPLE_PARAMS,
             LibraryKernel::Copy { .. } => 2 + 3 * COPY_RANK,
             LibraryKernel::Reduce { members, .. } => 2 + *members as usize,
         }
@@ -77,6 +85,7 @@ impl LibraryKernel {
         match self {
             LibraryKernel::Gemm(g) => g.shape(1, 1, 1).shared,
             LibraryKernel::Attention(a) => a.shape(1, 1, 1, 1).shared,
+            LibraryKernel::TopK(_) | LibraryKernel::Sample => 0,
             LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => 0,
         }
     }
@@ -100,6 +109,12 @@ pub fn library(program: &Program) -> Vec<LibraryKernel> {
             }
             InstrKind::Attention(a) => {
                 all.insert(LibraryKernel::Attention(AttentionKernel::of(a)));
+            }
+            InstrKind::TopK(t) => {
+                all.insert(LibraryKernel::TopK(TopKKernel { dtype: t.x.dtype, k: t.k as u32 }));
+            }
+            InstrKind::Sample(_) => {
+                all.insert(LibraryKernel::Sample);
             }
             InstrKind::Collective(c) => {
                 all.insert(LibraryKernel::Copy { bytes: c.dtype.bytes() as u32 });
