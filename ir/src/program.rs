@@ -65,6 +65,17 @@ pub struct Program {
     pub levels_digest: String,
 }
 
+impl Program {
+    /// Whether an entry draws tokens itself ([`crate::ops::Sample`]): takes `settings` and `key`, and gives `token` instead of `logits`.
+    pub fn draws(&self, entry: &str) -> bool {
+        let has = |io: &[IoSpec], name: &str| io.iter().any(|io| io.name == name);
+        let draws = |e: &EntryProgram| {
+            has(&e.inputs, "settings") && has(&e.inputs, "key") && has(&e.outputs, "token")
+        };
+        self.entries.iter().any(|e| e.name == entry && draws(e))
+    }
+}
+
 /// What is known of the model beyond its program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelInfo {
