@@ -77,7 +77,7 @@ pub struct Args {
     /// Artifact to write [default: NAME.pcc in the current folder]
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// Print a level of the program instead of writing an artifact
+    /// Print a level of the program instead of writing an artifact: graph, sharded, local or program
     #[arg(long, value_name = "LEVEL", value_parser = parse_level)]
     emit: Option<driver::Level>,
     /// Print the module after a pass (on stderr)
