@@ -301,7 +301,7 @@ impl<'a> Call<'a> {
         }
         let matrix = |m: &pcc_ir::program::Matrix| (self.address(&m.loc), m.row, m.col);
         let epilogue = self.plan.epilogues[self.index][instr];
-        let kernel = GemmKernel { epilogue, ..GemmKernel::of(gemm) };
+        let kernel = GemmKernel { epilogue, ..GemmKernel::of(gemm, self.plan.program.target.arch()) };
         let epilogue = epilogue.map_or(vec![], |_| self.epilogue(instr + 1));
         let (a, b, c) = (matrix(&gemm.a), matrix(&gemm.b), matrix(&gemm.c));
         Work::Product(Product { kernel, m, n, k, alpha: gemm.alpha as f32, a, b, c, batch, epilogue })
