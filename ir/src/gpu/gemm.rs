@@ -220,3 +220,60 @@ fn wgmma_tiles(gemm: &Gemm) -> u64 {
     let c = tiles(&gemm.m, WGMMA_TILE.rows).saturating_mul(tiles(&gemm.n, WGMMA_TILE.cols));
     batch.fold(c, u64::saturating_mul)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{Base, BatchDim, Loc};
+
+    fn gemm(dtype: DType, [m, n, k]: [u64; 3]) -> Gemm {
+        let matrix = |row: u64, col: u64| {
+            let loc = Loc { base: Base::Frame, offset: 0 };
+            Matrix { loc, dtype, row: row as i64, col: col as i64 }
+        };
+        Gemm {
+            m: m.into(),
+            n: n.into(),
+            k: k.into(),
+            alpha: 1.0,
+            a: matrix(k, 1),
+            b: matrix(1, k),
+            c: matrix(n, 1),
+            batch: vec![],
+            accumulate: false,
+            packed: None,
+        }
+    }
+
+    fn path(gemm: &Gemm, arch: Option<Arch>) -> GemmPath {
+        GemmKernel::of(gemm, arch).path
+    }
+
+    #[test]
+    fn warpgroups_are_chosen_where_they_exist_and_have_enough_to_do() {
+        // 8 x 8 tiles.
+        let size = [8 * 128, 8 * 256, 64];
+        let large = gemm(DType::BF16, size);
+        for arch in Arch::ALL {
+            let want = if arch == Arch::Sm90a { GemmPath::Wgmma } else { GemmPath::Mma };
+            assert_eq!(path(&large, Some(arch)), want, "{arch:?}");
+        }
+        assert_eq!(path(&large, None), GemmPath::Mma);
+        let hopper = |gemm: &Gemm| path(gemm, Some(Arch::Sm90a));
+        assert_eq!(hopper(&gemm(DType::F16, size)), GemmPath::Wgmma);
+        assert_eq!(hopper(&gemm(DType::F32, size)), GemmPath::Simt);
+        // One row of tiles fewer; the same over a batch; tiles that are begun count.
+        let fewer = gemm(DType::BF16, [7 * 128, 8 * 256, 64]);
+        assert_eq!(hopper(&fewer), GemmPath::Mma);
+        let dim = BatchDim { extent: 2.into(), a: 8, b: 8, c: 8 };
+        assert_eq!(hopper(&Gemm { batch: vec![dim], ..fewer }), GemmPath::Wgmma);
+        assert_eq!(hopper(&gemm(DType::BF16, [7 * 128 + 1, 7 * 256 + 1, 64])), GemmPath::Wgmma);
+        // Few rows, however many columns; matrices that are not aligned.
+        assert_eq!(hopper(&gemm(DType::BF16, [64, 1 << 20, 64])), GemmPath::Mma);
+        assert_eq!(hopper(&gemm(DType::BF16, [8 * 128, 8 * 256, 63])), GemmPath::Simt);
+        let kernel = GemmKernel::of(&large, Some(Arch::Sm90a));
+        assert_eq!((kernel.rows, kernel.a_by_k, kernel.b_by_k), (128, true, true));
+        let shape = kernel.shape(1000, 2000, 3);
+        assert_eq!((shape.grid, shape.threads, shape.shared), ([8, 8, 3], 256, 192 << 10));
+    }
+}
