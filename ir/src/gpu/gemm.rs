@@ -110,7 +110,7 @@ impl WgmmaTile {
 }
 
 /// Tiles of c from which on [`GemmPath::Wgmma`] is chosen: with fewer, half of an H100's multiprocessors would have nothing to do, and the smaller
-/// tiles of [`GemmPath::Mma`] reach more of them.
+/// tiles of [`GemmPath::Mma`] reach more of them. Nor is it chosen where c is no wider or higher than half a tile.
 pub const WGMMA_TILES: u64 = 64;
 
 /// The one tile of [`GemmPath::Wgmma`]. An H100 reads its second-level cache at about 40 bytes a clock and multiprocessor, so that a block has to make 2 x 128 x
@@ -155,11 +155,8 @@ impl GemmKernel {
         match (a_by_k, b_by_k) {
             (Some(a_by_k), Some(b_by_k)) if a == b && matches!(a, DType::BF16 | DType::F16) => {
                 let rows = if gemm.m.full <= 64 { 64 } else { 128 };
-                let path = if rows > 64 && arch == Some(Arch::Sm90a) && wgmma_tiles(gemm) >= WGMMA_TILES {
-                    GemmPath::Wgmma
-                } else {
-                    GemmPath::Mma
-                };
+                let large = rows > 64 && gemm.n.full > 128 && wgmma_tiles(gemm) >= WGMMA_TILES;
+                let path = if large && arch == Some(Arch::Sm90a) { GemmPath::Wgmma } else { GemmPath::Mma };
                 Self { path, rows, a_by_k, b_by_k, ..simt }
             }
             _ => simt,
@@ -268,8 +265,10 @@ mod tests {
         let dim = BatchDim { extent: 2.into(), a: 8, b: 8, c: 8 };
         assert_eq!(hopper(&Gemm { batch: vec![dim], ..fewer }), GemmPath::Wgmma);
         assert_eq!(hopper(&gemm(DType::BF16, [7 * 128 + 1, 7 * 256 + 1, 64])), GemmPath::Wgmma);
-        // Few rows, however many columns; matrices that are not aligned.
+        // Few rows, however many columns, and the other way round; matrices that are not aligned.
         assert_eq!(hopper(&gemm(DType::BF16, [64, 1 << 20, 64])), GemmPath::Mma);
+        assert_eq!(hopper(&gemm(DType::BF16, [1 << 20, 128, 64])), GemmPath::Mma);
+        assert_eq!(hopper(&gemm(DType::BF16, [1 << 20, 129, 64])), GemmPath::Wgmma);
         assert_eq!(hopper(&gemm(DType::BF16, [8 * 128, 8 * 256, 63])), GemmPath::Simt);
         let kernel = GemmKernel::of(&large, Some(Arch::Sm90a));
         assert_eq!((kernel.rows, kernel.a_by_k, kernel.b_by_k), (128, true, true));
