@@ -13,6 +13,7 @@ mod attention;
 mod epilogue;
 
 pub use attention::{AttentionCall, Strided};
+pub(crate) use epilogue::reads_of_result;
 
 use crate::extent::{Clip, Extent, Sizes};
 use crate::gpu::Arch;
