@@ -59,6 +59,7 @@ pub fn product_kernel(m: u64, path: GemmPath) -> GemmKernel {
                 128
             }
         }
+        GemmPath::Wgmma => 128,
         GemmPath::Few => m.next_power_of_two() as u32,
     };
     let by_k = path != GemmPath::Simt;

@@ -129,7 +129,12 @@ pub struct Target {
 impl Target {
     /// Which kind of device it names.
     pub fn device(&self) -> DeviceKind {
-        if Arch::parse(&self.name).is_some() { DeviceKind::Gpu } else { DeviceKind::Cpu }
+        if self.arch().is_some() { DeviceKind::Gpu } else { DeviceKind::Cpu }
+    }
+
+    /// The architecture, of a GPU.
+    pub fn arch(&self) -> Option<Arch> {
+        Arch::parse(&self.name)
     }
 }
 

@@ -305,6 +305,8 @@ fn write_artifact(
         CodeTarget::Gpu(_) => "kernels.ptx",
     });
     let kernels: Vec<_> = c.program.kernels.values().cloned().collect();
+    // The library's kernels depend on it.
+    c.program.target.name = target.name().to_owned();
     let gpu = match target {
         CodeTarget::Cpu => None,
         CodeTarget::Gpu(arch) => Some(Gpu { arch, library: gpu::library(&c.program) }),
@@ -314,7 +316,6 @@ fn write_artifact(
     for (kernel, symbol) in c.program.kernels.values_mut().zip(&built.symbols) {
         kernel.name.clone_from(symbol);
     }
-    c.program.target.name = target.name().to_owned();
     c.program.target.features = built.features;
     c.program.target.object_digest = built.object_digest;
     let mut report = c.report;

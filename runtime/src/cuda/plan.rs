@@ -331,7 +331,10 @@ impl<'a> Call<'a> {
         }
         let matrix = |m: &pcc_ir::program::Matrix| (self.address(&m.loc), m.row, m.col);
         let behind = self.plan.epilogues[self.index][instr].as_ref();
-        let kernel = GemmKernel { epilogue: behind.and_then(|b| b.ours), ..GemmKernel::of(gemm) };
+        let kernel = GemmKernel {
+            epilogue: behind.and_then(|b| b.ours),
+            ..GemmKernel::of(gemm, self.plan.program.target.arch())
+        };
         let epilogue = behind.filter(|b| b.ours.is_some());
         let epilogue = epilogue.map_or(vec![], |b| self.epilogue(instr, &b.launch));
         let fused = behind.and_then(|b| self.with_behind(b.blas.as_ref()?, &b.launch));
