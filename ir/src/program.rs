@@ -14,6 +14,7 @@ mod epilogue;
 mod selection;
 
 pub use attention::{AttentionCall, Strided};
+pub(crate) use epilogue::reads_of_result;
 pub use selection::{SampleCall, TopKCall, View};
 
 use crate::extent::{Clip, Extent, Sizes};

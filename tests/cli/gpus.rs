@@ -9,10 +9,10 @@ use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
 /// What is asked of f32, relative to the largest value; and of bf16, on average.
-const F32: f64 = 2e-5;
-const BF16_MEAN: f64 = 1e-2;
+pub const F32: f64 = 2e-5;
+pub const BF16_MEAN: f64 = 1e-2;
 
-const MESH: [&str; 4] = ["--tp", "4", "--pp", "2"];
+pub const MESH: [&str; 4] = ["--tp", "4", "--pp", "2"];
 
 /// The outputs of an entry on 2 rows of 6 tokens.
 fn outputs(place: &Path, artifact: &Path, output: &str, args: &[&str]) -> Vec<f32> {
@@ -23,7 +23,7 @@ fn outputs(place: &Path, artifact: &Path, output: &str, args: &[&str]) -> Vec<f3
 }
 
 /// The largest difference relative to the largest value, and the mean one relative to the mean value.
-fn distance(got: &[f32], want: &[f32]) -> (f64, f64) {
+pub fn distance(got: &[f32], want: &[f32]) -> (f64, f64) {
     assert_eq!(got.len(), want.len());
     assert!(got.iter().all(|x| x.is_finite()));
     let differences = got.iter().zip(want).map(|(a, b)| f64::from((a - b).abs()));
@@ -136,7 +136,7 @@ fn kernels_inside_products_are_not_launched() {
         launches += func.instrs.len();
         inside += (0..func.instrs.len()).filter(|&at| epilogue_of(&program, func, at).is_some()).count();
     }
-    assert_eq!(inside, 5, "one in each layer");
+    assert_eq!(inside, 15, "the gate and two residual sums of each layer");
     let place = folder();
     let run = |mutant: Option<usize>| {
         let input = npz::token_file(place.path(), 2, 6);
@@ -307,7 +307,7 @@ fn processes_of_a_launcher_run_a_rank_each() {
 }
 
 /// Runs a command with variables of the simulator.
-fn with(place: &Path, args: &[&str], variables: &[(&str, &str)]) -> Outcome {
+pub fn with(place: &Path, args: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let mut command = command(place, args);
     command.envs(variables.iter().copied());
     finish(command.spawn().expect("pcc starts"), &format!("pcc {}", args.join(" ")))
