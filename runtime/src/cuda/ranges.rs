@@ -103,8 +103,8 @@ fn of_instr(program: &Program, func: &FuncProgram, kind: &InstrKind) -> Vec<Touc
 fn of_views(views: &[View<'_>]) -> Vec<Touched> {
     let view = |v: &View<'_>| {
         let dims = v.extents.iter().map(|e| e.full).zip(v.strided.strides.iter().copied());
-        let bytes = reach(&v.strided.loc, v.dtype.bytes(), dims);
-        Touched { base: v.strided.loc.base, bytes, write: v.write }
+        let (bytes, dense) = reach(&v.strided.loc, v.dtype.bytes(), dims);
+        Touched { base: v.strided.loc.base, bytes, write: v.write, dense }
     };
     views.iter().map(view).collect()
 }
