@@ -7,6 +7,7 @@ use crate::cache::Cache;
 use crate::parallel::generate;
 use pcc_ir::Diagnostic;
 use pcc_ir::codegen_protocol::{Built, Gpu, Request};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::GemmKernel;
 use pcc_ir::gpu::{Arch, Epilogue, LibraryKernel};
 use pcc_ir::kernel::Kernel;
@@ -61,11 +62,7 @@ impl Unit<'_> {
 
 /// The dynamic shared memory of a kernel's launches as a comment, for those who reckon how many blocks fit.
 fn shared(kernel: &LibraryKernel) -> String {
-    let bytes = match kernel {
-        LibraryKernel::Gemm(gemm) => gemm.shape(1, 1, 1).shared,
-        LibraryKernel::Attention(attention) => attention.shape(1, 1, 1, 1).shared,
-        LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => 0,
-    };
+    let bytes = kernel.shared();
     format!("// shared {} {bytes}\n", kernel.symbol())
 }
 
@@ -147,6 +144,11 @@ fn check_library(kernel: &LibraryKernel) -> Result<(), Diagnostic> {
         LibraryKernel::Copy { bytes } if !matches!(bytes, 1 | 2 | 4 | 8) => {
             refuse(format!("no element has {bytes} bytes"))
         }
+        LibraryKernel::Attention(AttentionKernel {
+            split: true,
+            path: AttentionPath::Mma | AttentionPath::Wide,
+            ..
+        }) => refuse("only few rows have split keys".into()),
         LibraryKernel::Reduce { members: 0, .. } => refuse("it reduces nothing".into()),
         _ if kernel.params() > fused::MOST_PARAMS => Err(Diagnostic::run("too many devices reduce together")
             .at(format!("{kernel:?}"))

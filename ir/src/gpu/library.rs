@@ -1,6 +1,6 @@
 //! The kernels of the library, by what they are made of.
 
-use super::attention::AttentionKernel;
+use super::attention::{AttentionKernel, JoinKernel};
 use super::epilogue_of;
 use super::gemm::GemmKernel;
 use crate::program::{InstrKind, Program};
@@ -25,6 +25,7 @@ pub struct Shape {
 pub enum LibraryKernel {
     Gemm(GemmKernel),
     Attention(AttentionKernel),
+    AttentionJoin(JoinKernel),
     /// Copies a block of a tensor into a block of another. Parameters: pointers src, dst; [`COPY_RANK`] extents, outermost first (1 where there
     /// is none); as many strides of src, and of dst, in elements. `bytes` of an element: 1, 2, 4 or 8. Threads run over elements, in row-major
     /// order.
@@ -55,7 +56,10 @@ impl LibraryKernel {
         let hex: String = digest[..6].iter().map(|b| format!("{b:02x}")).collect();
         let word = match self {
             LibraryKernel::Gemm(g) => format!("gemm_{:?}", g.path),
-            LibraryKernel::Attention(a) => format!("attention_{:?}", a.path),
+            LibraryKernel::Attention(a) => {
+                format!("attention_{:?}{}", a.path, if a.split { "_split" } else { "" })
+            }
+            LibraryKernel::AttentionJoin(_) => "attention_join".to_owned(),
             LibraryKernel::Copy { .. } => "copy".to_owned(),
             LibraryKernel::Reduce { .. } => "reduce".to_owned(),
         };
@@ -66,7 +70,8 @@ impl LibraryKernel {
     pub fn params(&self) -> usize {
         match self {
             LibraryKernel::Gemm(g) => g.params(),
-            LibraryKernel::Attention(_) => AttentionKernel::PARAMS,
+            LibraryKernel::Attention(a) => a.params(),
+            LibraryKernel::AttentionJoin(_) => JoinKernel::PARAMS,
             LibraryKernel::Copy { .. } => 2 + 3 * COPY_RANK,
             LibraryKernel::Reduce { members, .. } => 2 + *members as usize,
         }
@@ -77,6 +82,7 @@ impl LibraryKernel {
         match self {
             LibraryKernel::Gemm(g) => g.shape(1, 1, 1).shared,
             LibraryKernel::Attention(a) => a.shape(1, 1, 1, 1).shared,
+            LibraryKernel::AttentionJoin(j) => j.shape(1).shared,
             LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => 0,
         }
     }
@@ -99,7 +105,9 @@ pub fn library(program: &Program) -> Vec<LibraryKernel> {
                 all.insert(LibraryKernel::Gemm(kernel));
             }
             InstrKind::Attention(a) => {
-                all.insert(LibraryKernel::Attention(AttentionKernel::of(a)));
+                let kernel = AttentionKernel::of(a);
+                all.insert(LibraryKernel::Attention(kernel));
+                all.extend(kernel.join().map(LibraryKernel::AttentionJoin));
             }
             InstrKind::Collective(c) => {
                 all.insert(LibraryKernel::Copy { bytes: c.dtype.bytes() as u32 });

@@ -9,7 +9,7 @@ use super::{GpuOptions, Gpus};
 use crate::extents::FuncExtents;
 use crate::layout::Layout;
 use crate::machine::{FuncScalars, Groups};
-use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, RANGE_KEYS};
 use pcc_ir::gpu::gemm::{BATCH, GemmKernel};
 use pcc_ir::gpu::{Epilogue, LibraryKernel, Shape, epilogue_of, f32_param, fused};
 use pcc_ir::program::{
@@ -327,7 +327,17 @@ impl<'a> Call<'a> {
         params.push(call.window.unwrap_or(0));
         let shape = kernel.shape(b, s, g, r);
         debug_assert!(kernel.path == AttentionPath::Simt || shape.shared > 0);
-        Work::Library { kernel: LibraryKernel::Attention(kernel), launches: vec![(shape, params)] }
+        let shape = Shape { grid: [shape.grid[0], shape.grid[1], kernel.ranges(t)], ..shape };
+        let mut launches = vec![(LibraryKernel::Attention(kernel), shape, params)];
+        if let (Some(join), Some(scratch)) = (kernel.join(), &call.scratch) {
+            let partials = self.address(scratch);
+            launches[0].2.push(partials);
+            let mut params =
+                vec![partials, self.address(&call.out.loc), b, s, g, r, t.div_ceil(RANGE_KEYS.into()).max(1)];
+            params.extend(call.out.strides.iter().map(|&s| s as u64));
+            launches.push((LibraryKernel::AttentionJoin(join), join.shape(b * s * g * r), params));
+        }
+        Work::Library(launches)
     }
 
     fn exchange(&self, instr: usize, call: &CollectiveCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {

@@ -5,6 +5,7 @@ mod attention;
 mod attention_join;
 mod attention_keys;
 mod attention_mma;
+mod attention_ranges;
 mod attention_simt;
 pub(crate) mod epilogue;
 mod flat;
@@ -58,6 +59,11 @@ pub(crate) fn module<'c>(
         LibraryKernel::Attention(attention) => {
             let entry = begin(attention.shape(1, 1, 1, 1).threads);
             attention::emit(Code { entry: &entry }, &attention);
+            entry.end();
+        }
+        LibraryKernel::AttentionJoin(join) => {
+            let entry = begin(join.shape(1).threads);
+            attention_ranges::emit(Code { entry: &entry }, &join);
             entry.end();
         }
     }

@@ -128,7 +128,11 @@ impl Rank<'_> {
                         .launch(function, shape, params)
                         .map_err(|e| self.station.failed(&e, &doing()))?;
                 }
-                Work::Library { kernel, launches } => self.launch(kernel, launches, &doing)?,
+                Work::Library(launches) => {
+                    for (kernel, shape, params) in launches {
+                        self.library_launch(&self.compute, kernel, shape, params, &doing)?;
+                    }
+                }
                 Work::Product(product) => {
                     let taken = match &mut self.blas {
                         Some(blas) => blas.product(product, &self.compute),
