@@ -105,6 +105,11 @@ impl HostTensor {
         if let HostData::F32(v) = &self.data { Some(v) } else { None }
     }
 
+    /// The elements, when they are i32.
+    pub fn as_i32(&self) -> Option<&[i32]> {
+        if let HostData::I32(v) = &self.data { Some(v) } else { None }
+    }
+
     /// The elements as little-endian bytes of `dtype`. Integers go to integers of either width if they fit, floats to any float.
     pub(crate) fn to_bytes(&self, dtype: DType, name: &str) -> Result<Vec<u8>, Diagnostic> {
         let wrong = |why: String| Err(Diagnostic::input(why).at(format!("input `{name}`")));

@@ -96,6 +96,9 @@ fn text(o: &Outcome) -> String {
         if let Some(share) = c.argmax_agreement {
             out += &format!(", same argmax in {:.1}%", share * 100.0);
         }
+        if c.near_ties > 0 {
+            out += &format!(", {} of {} by rounding of what is selected from", c.near_ties, c.elements);
+        }
     }
     out
 }

@@ -16,6 +16,7 @@ mod epilogue;
 pub mod fused;
 pub mod gemm;
 mod library;
+pub mod selection;
 
 pub use arch::Arch;
 pub use epilogue::{Epilogue, epilogue_of};

@@ -382,7 +382,12 @@ impl Clips {
 
     /// Dims of operands that pass to the result are read as far as the result is made; others whole.
     fn need_by_rule(&mut self, id: FuncId, inst: &Inst, rule: &Rule, func: &Func) -> bool {
-        let Some(&result) = inst.results.first() else { return false };
+        let &[result] = &inst.results[..] else {
+            // Results may be needed differently: all of all of them is made.
+            let whole = |&v: &ValueId| (0..func.ty(v).rank()).map(move |d| (v, d));
+            let all: Vec<_> = inst.args.iter().chain(&inst.results).flat_map(whole).collect();
+            return all.into_iter().fold(false, |changed, (v, d)| self.need(id, v, d, None) || changed);
+        };
         let mut changed = false;
         // Rows are looked up in one loop: what an outer dim repeats is read whole.
         let looked_up = |i: usize, d: usize| {

@@ -249,6 +249,8 @@ impl FuncLowering<'_> {
             Op::DotGeneral(dot) => self.lower_dot(inst, dot),
             Op::Gather(g) if self.packed.contains_key(&inst.args[0]) => self.lower_look_up(inst, g),
             Op::Attention(a) => self.lower_attention(inst, a),
+            Op::TopK(op) => self.lower_top_k(inst, op),
+            Op::Sample(_) => self.lower_sample(inst),
             Op::Collective(c) => self.lower_collective(inst, c),
             Op::Rope(r) => self.lower_rope(inst, r, out),
             Op::Convert(_) if let Some((rotated, r)) = self.rotation(inst.args[0]) => {

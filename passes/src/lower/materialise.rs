@@ -50,7 +50,8 @@ fn is_free(op: &Op) -> bool {
 /// Whether the op reads operand `i` through a kernel that can inline it.
 fn reads_inlined(op: &Op, i: usize) -> bool {
     match op {
-        Op::DotGeneral(_) | Op::Attention(_) | Op::Collective(_) | Op::Call(_) | Op::ShardSlice(_) => false,
+        Op::DotGeneral(_) | Op::Attention(_) | Op::TopK(_) | Op::Sample(_) => false,
+        Op::Collective(_) | Op::Call(_) | Op::ShardSlice(_) => false,
         Op::Gather(_) => i == 1,
         _ => true,
     }

@@ -19,6 +19,7 @@ mod kernel_build;
 mod materialise;
 mod once;
 mod parts;
+mod selection;
 mod stages;
 mod storage;
 mod time;

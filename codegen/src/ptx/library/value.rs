@@ -125,6 +125,16 @@ impl<'e, 'c> Num<'e, 'c> {
         self.compare(IP::NE, FP::UNE, right)
     }
 
+    /// Of integers without sign: at most the other.
+    pub fn not_above(self, right: Self) -> Self {
+        self.with(self.entry.ir.icmp(IP::ULE, self.v, right.v))
+    }
+
+    /// Likewise: more than the other.
+    pub fn above(self, right: Self) -> Self {
+        self.with(self.entry.ir.icmp(IP::UGT, self.v, right.v))
+    }
+
     /// One of two values, by a truth.
     pub fn choose(self, yes: Self, no: impl Right<'e, 'c>) -> Self {
         self.with(self.entry.ir.select(self.v, yes.v, no.of(yes).v))
@@ -204,6 +214,21 @@ impl<'e, 'c> Num<'e, 'c> {
         self.with(self.entry.ir.round_to(dtype, self.v))
     }
 
+    /// The bits of an f32 as an i32, and back.
+    pub fn bits(self) -> Self {
+        self.cast(Op::BitCast, self.entry.ir.int(32, 0))
+    }
+
+    pub fn as_float(self) -> Self {
+        self.cast(Op::BitCast, self.entry.ir.f32(0))
+    }
+
+    /// An i64 of an i32, its low half, and another.
+    pub fn joined(self, high: Self) -> Self {
+        let long = self.entry.ir.int(64, 0);
+        self.cast(Op::ZExt, long) | (high.cast(Op::ZExt, long) << 32u32)
+    }
+
     pub fn pointer(self) -> PointerValue<'c> {
         self.entry.ir.as_ptr(self.v)
     }
@@ -260,6 +285,21 @@ impl<'e, 'c> Num<'e, 'c> {
         }
         let v = ir.load(ir.int(32, count), self.pointer(), 4 * count);
         (0..count).map(|lane| self.with(ir.lanes(v, lane, 1))).collect()
+    }
+
+    /// The i64 at an address that 8 divides.
+    pub fn load_long(self) -> Self {
+        let ir = self.entry.ir;
+        self.with(ir.load(ir.int(64, 0), self.pointer(), 8))
+    }
+
+    pub fn store_long(self, value: Self) {
+        self.entry.ir.store(value.v, self.pointer(), 8);
+    }
+
+    /// Adds to the i32 of shared memory at an address, which other threads may do, too. What it was before.
+    pub fn add_atomic(self, value: Self) -> Self {
+        self.with(self.entry.add_atomic(self.pointer(), value.v))
     }
 
     /// Both 16-bit floats of an i32, the low one first.
@@ -327,6 +367,15 @@ impl<'e, 'c> Num<'e, 'c> {
     /// The value of a lane.
     pub fn of_lane(self, lane: Self) -> Self {
         self.with(self.entry.shuffle_from(self.v, lane.v))
+    }
+
+    /// Likewise of i64.
+    pub fn of_lane_xor_long(self, mask: u32) -> Self {
+        self.int().of_lane_xor(mask).joined((self >> 32u32).int().of_lane_xor(mask))
+    }
+
+    pub fn of_lane_long(self, lane: Self) -> Self {
+        self.int().of_lane(lane).joined((self >> 32u32).int().of_lane(lane))
     }
 
     /// The sum over all lanes of the warp that differ in the bits of `lanes`, in each of them.
