@@ -9,9 +9,11 @@ use pcc_ir::Diagnostic;
 use pcc_ir::codegen_protocol::{Built, Gpu, Request};
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::GemmKernel;
+use pcc_ir::gpu::selection::TopKKernel;
 use pcc_ir::gpu::{Arch, Epilogue, LibraryKernel};
 use pcc_ir::kernel::Kernel;
 use pcc_ir::kernel_check::KernelInfo;
+use pcc_ir::types::DType;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -41,6 +43,7 @@ impl Unit<'_> {
             Unit::Fused(kernel, ..) => work(kernel),
             // Tiles and fragments, unrolled.
             Unit::Library(LibraryKernel::Gemm(_) | LibraryKernel::Attention(_), _) => 1000,
+            Unit::Library(LibraryKernel::TopK(_) | LibraryKernel::Sample, _) => 300,
             Unit::Library(..) => 20,
         }
     }
@@ -149,6 +152,14 @@ fn check_library(kernel: &LibraryKernel) -> Result<(), Diagnostic> {
             path: AttentionPath::Mma | AttentionPath::Wide,
             ..
         }) => refuse("only few rows have split keys".into()),
+        LibraryKernel::TopK(TopKKernel { k, .. }) if k == 0 || k > i32::MAX as u32 => {
+            refuse(format!("it keeps {k} elements"))
+        }
+        LibraryKernel::TopK(TopKKernel { dtype, .. })
+            if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) =>
+        {
+            refuse(format!("it selects among {dtype}"))
+        }
         LibraryKernel::Reduce { members: 0, .. } => refuse("it reduces nothing".into()),
         _ if kernel.params() > fused::MOST_PARAMS => Err(Diagnostic::run("too many devices reduce together")
             .at(format!("{kernel:?}"))

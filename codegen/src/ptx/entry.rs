@@ -2,10 +2,10 @@
 //! goes through [`Ir`], whose loads, stores and offsets take addresses of any space.
 
 use crate::emit::ir::{IP, Ir, Op, V};
-use inkwell::{AddressSpace, AtomicOrdering, AtomicRMWBinOp};
 use inkwell::attributes::AttributeLoc;
 use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum};
 use inkwell::values::{FunctionValue, IntValue, PointerValue};
+use inkwell::{AddressSpace, AtomicOrdering, AtomicRMWBinOp};
 
 /// Address spaces of NVPTX.
 pub(crate) const GLOBAL: u16 = 1;

@@ -13,7 +13,10 @@ mod gemm;
 mod gemm_few;
 mod gemm_mma;
 mod gemm_simt;
+mod sample;
+mod selection;
 mod tile;
+mod top_k;
 mod value;
 
 #[cfg(test)]
@@ -26,6 +29,7 @@ use inkwell::context::Context;
 use inkwell::module::Module;
 use pcc_ir::gpu::LibraryKernel;
 use pcc_ir::gpu::gemm::GemmPath;
+use pcc_ir::gpu::selection::THREADS;
 use pcc_ir::types::DType;
 use value::Code;
 
@@ -59,6 +63,16 @@ pub(crate) fn module<'c>(
         LibraryKernel::Attention(attention) => {
             let entry = begin(attention.shape(1, 1, 1, 1).threads);
             attention::emit(Code { entry: &entry }, &attention);
+            entry.end();
+        }
+        LibraryKernel::TopK(top) => {
+            let entry = begin(THREADS);
+            top_k::emit(Code { entry: &entry }, &top);
+            entry.end();
+        }
+        LibraryKernel::Sample => {
+            let entry = begin(THREADS);
+            sample::emit(Code { entry: &entry });
             entry.end();
         }
         LibraryKernel::AttentionJoin(join) => {

@@ -84,6 +84,11 @@ impl<'e, 'c> Row<'e, 'c> {
         self.first.elements(self.dtype, index.long() * self.stride)
     }
 
+    /// The key of an element.
+    pub fn key(&self, index: Num<'e, 'c>) -> Num<'e, 'c> {
+        key_of(self.code, self.at(index).load(self.dtype))
+    }
+
     /// The elements of a group, if it lies before `to`.
     fn group(&self, group: Num<'e, 'c>, to: Num<'e, 'c>) -> Vec<Element<'e, 'c>> {
         let (code, run) = (self.code, self.run());
@@ -95,11 +100,8 @@ impl<'e, 'c> Row<'e, 'c> {
             let load = || vec![self.at(index).load(self.dtype)];
             code.either(index.lt(end), load, || vec![code.f32(0.0)])[0]
         };
-        let values = code.either(
-            whole,
-            || self.at(first).load_run(self.dtype, run),
-            || (0..run).map(one).collect(),
-        );
+        let values =
+            code.either(whole, || self.at(first).load_run(self.dtype, run), || (0..run).map(one).collect());
         let element = |(i, value): (u32, Num<'e, 'c>)| {
             let index = first + i;
             Element { index, key: index.lt(end).choose(key_of(code, value), code.i32(NONE)), value }
@@ -118,8 +120,7 @@ impl<'e, 'c> Row<'e, 'c> {
         let groups = AT_ONCE / self.run();
         self.code.count((from, to), step * groups, first, |at, state| {
             // All are loaded before the first is looked at.
-            let elements: Vec<Element> =
-                (0..groups).flat_map(|i| self.group(at + i * step, to)).collect();
+            let elements: Vec<Element> = (0..groups).flat_map(|i| self.group(at + i * step, to)).collect();
             elements.iter().fold(state.to_vec(), |state, element| body(element, state))
         })
     }
@@ -171,7 +172,7 @@ impl<'e, 'c> Block<'e, 'c> {
     }
 
     /// All groups of a row, shared out among the threads.
-    fn all(&self, row: &Row<'e, 'c>) -> (Num<'e, 'c>, Num<'e, 'c>) {
+    pub fn all(&self, row: &Row<'e, 'c>) -> (Num<'e, 'c>, Num<'e, 'c>) {
         (self.thread, row.groups())
     }
 
@@ -215,11 +216,7 @@ impl<'e, 'c> Block<'e, 'c> {
     }
 
     /// The sum of a u64 over the elements of the row.
-    pub fn sum(
-        &self,
-        row: &Row<'e, 'c>,
-        amount: impl Fn(&Element<'e, 'c>) -> Num<'e, 'c>,
-    ) -> Num<'e, 'c> {
+    pub fn sum(&self, row: &Row<'e, 'c>, amount: impl Fn(&Element<'e, 'c>) -> Num<'e, 'c>) -> Num<'e, 'c> {
         let mine = self.sum_of_warp(row, self.all(row), THREADS, amount);
         self.of_warps(mine).into_iter().reduce(|a, b| a + b).unwrap_or(mine)
     }
@@ -243,7 +240,7 @@ impl<'e, 'c> Block<'e, 'c> {
                 let range = (mine + self.lane, (mine + part).min(to));
                 let sums = self.of_warps(self.sum_of_warp(row, range, WARP, &amount));
                 let (mut before, mut begin, mut rest) = (code.i64(0), from, target);
-                for (warp, sum) in (1..).zip(&sums[..WARPS as usize - 1]) {
+                for (warp, sum) in (1u32..).zip(&sums[..WARPS as usize - 1]) {
                     // The target is not within this warp's part.
                     before = before + *sum;
                     let beyond = before.not_above(target);
@@ -294,6 +291,25 @@ impl<'e, 'c> Block<'e, 'c> {
             },
         );
         Threshold { key: last[0], rest: last[3], sum: last[4] }
+    }
+
+    /// The first so many elements of those that count, in descending order and by index where keys are equal: those of larger keys than this one, and those
+    /// of it before this index.
+    pub fn first(
+        &self,
+        row: &Row<'e, 'c>,
+        number: Num<'e, 'c>,
+        counts: impl Fn(&Element<'e, 'c>) -> Num<'e, 'c>,
+    ) -> (Num<'e, 'c>, Num<'e, 'c>) {
+        let code = self.code;
+        let found = self.threshold(row, number - 1i64, &counts, |_| code.i64(1));
+        let equal = |x: &Element<'e, 'c>| (x.key.eq(found.key) & counts(x)).int().long();
+        let before = code.either(
+            (found.rest + 1i64).ne(found.sum),
+            || vec![self.place(row, found.rest, equal) + 1i64],
+            || vec![code.i32(i32::MAX)],
+        );
+        (found.key, before[0])
     }
 
     /// Empties the bins.

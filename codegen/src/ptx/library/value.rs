@@ -116,6 +116,10 @@ impl<'e, 'c> Num<'e, 'c> {
         self.compare(IP::SGT, FP::OGT, right)
     }
 
+    pub fn ge(self, right: impl Right<'e, 'c>) -> Self {
+        self.compare(IP::SGE, FP::OGE, right)
+    }
+
     pub fn eq(self, right: impl Right<'e, 'c>) -> Self {
         self.compare(IP::EQ, FP::OEQ, right)
     }
@@ -177,6 +181,11 @@ impl<'e, 'c> Num<'e, 'c> {
         self.with(self.entry.ir.fdiv(self.constant(1).v, self.v))
     }
 
+    /// The quotient of floats, rounded.
+    pub fn over(self, by: Self) -> Self {
+        self.with(self.entry.ir.fdiv(self.v, by.v))
+    }
+
     fn cast(self, op: Op, to: BasicTypeEnum<'c>) -> Self {
         self.with(self.entry.ir.cast(op, self.v, to))
     }
@@ -221,6 +230,29 @@ impl<'e, 'c> Num<'e, 'c> {
 
     pub fn as_float(self) -> Self {
         self.cast(Op::BitCast, self.entry.ir.f32(0))
+    }
+
+    /// An f32 as an f64, and an i64 without sign, rounded.
+    pub fn double(self) -> Self {
+        self.cast(Op::FPExt, self.entry.ir.context.f64_type().into())
+    }
+
+    pub fn double_of_long(self) -> Self {
+        self.cast(Op::UIToFP, self.entry.ir.context.f64_type().into())
+    }
+
+    /// The whole part of an f64 that is not negative, as an i64.
+    pub fn whole(self) -> Self {
+        self.cast(Op::FPToUI, self.entry.ir.int(64, 0))
+    }
+
+    /// The bits of an f64 as an i64, and back.
+    pub fn long_bits(self) -> Self {
+        self.cast(Op::BitCast, self.entry.ir.int(64, 0))
+    }
+
+    pub fn as_double(self) -> Self {
+        self.cast(Op::BitCast, self.entry.ir.context.f64_type().into())
     }
 
     /// An i64 of an i32, its low half, and another.
@@ -410,6 +442,10 @@ impl<'e, 'c> Code<'e, 'c> {
 
     pub fn f32(self, v: f32) -> Num<'e, 'c> {
         self.of(self.entry.ir.cf(0, v))
+    }
+
+    pub fn f64(self, v: f64) -> Num<'e, 'c> {
+        self.of(self.entry.ir.context.f64_type().const_float(v))
     }
 
     /// Zero as elements of a type are computed with.

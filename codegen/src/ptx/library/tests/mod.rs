@@ -6,6 +6,7 @@ mod epilogues;
 mod mutants;
 mod products;
 mod random;
+mod selections;
 
 use super::epilogue::Follows;
 use super::module;
@@ -13,6 +14,7 @@ use crate::emit::tests::gpu::keep;
 use crate::ptx::{Generator, header};
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, JoinKernel};
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
+use pcc_ir::gpu::selection::TopKKernel;
 use pcc_ir::gpu::{Arch, LibraryKernel};
 use pcc_ir::kernel::Kernel;
 use pcc_ir::types::DType;
@@ -143,7 +145,10 @@ fn all() -> Vec<LibraryKernel> {
     let attentions = attentions();
     let joins: BTreeSet<JoinKernel> = attentions.iter().filter_map(AttentionKernel::join).collect();
     let attentions = attentions.into_iter().map(LibraryKernel::Attention);
-    gemms.chain(attentions).chain(joins.into_iter().map(LibraryKernel::AttentionJoin)).collect()
+    let tops = [(DType::F32, 40), (DType::BF16, 8), (DType::F16, 1000)]
+        .map(|(dtype, k)| LibraryKernel::TopK(TopKKernel { dtype, k }));
+    let joins = joins.into_iter().map(LibraryKernel::AttentionJoin);
+    gemms.chain(attentions).chain(joins).chain(tops).chain([LibraryKernel::Sample]).collect()
 }
 
 /// Products of 16 x 16 by 16 x 8 that the text of a kernel has.
