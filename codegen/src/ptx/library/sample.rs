@@ -172,6 +172,6 @@ impl<'e, 'c> Draw<'_, 'e, 'c> {
         let halves = |x: Num<'e, 'c>| (x >> 32u32, x & 0xffff_ffffi64);
         let ((a, b), (c, d)) = (halves(total), halves(bits));
         let ((e, f), (g, h)) = (halves(a * d), halves(b * c));
-        a * c + e + g + ((f + h + (b * d >> 32u32)) >> 32u32)
+        a * c + e + g + ((f + h + ((b * d) >> 32u32)) >> 32u32)
     }
 }

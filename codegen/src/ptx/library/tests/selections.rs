@@ -40,7 +40,7 @@ fn no_number(row: u64, i: u64) -> f64 {
 
 /// Some have no chance at all.
 fn impossible(row: u64, i: u64) -> f64 {
-    if i % 3 == 0 { f64::NEG_INFINITY } else { spread(row, i) }
+    if i.is_multiple_of(3) { f64::NEG_INFINITY } else { spread(row, i) }
 }
 
 fn hopeless(_: u64, _: u64) -> f64 {
