@@ -9,7 +9,7 @@ use super::{GpuOptions, Gpus};
 use crate::extents::FuncExtents;
 use crate::layout::Layout;
 use crate::machine::{FuncScalars, Groups};
-use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, RANGE_KEYS};
 use pcc_ir::gpu::gemm::{BATCH, GemmKernel};
 use pcc_ir::gpu::selection::{self, ROW_DIMS, TopKKernel};
 use pcc_ir::gpu::{
@@ -369,7 +369,17 @@ impl<'a> Call<'a> {
         params.push(call.window.unwrap_or(0));
         let shape = kernel.shape(b, s, g, r);
         debug_assert!(kernel.path == AttentionPath::Simt || shape.shared > 0);
-        Work::Library { kernel: LibraryKernel::Attention(kernel), launches: vec![(shape, params)] }
+        let shape = Shape { grid: [shape.grid[0], shape.grid[1], kernel.ranges(t)], ..shape };
+        let mut launches = vec![(LibraryKernel::Attention(kernel), shape, params)];
+        if let (Some(join), Some(scratch)) = (kernel.join(), &call.scratch) {
+            let partials = self.address(scratch);
+            launches[0].2.push(partials);
+            let mut params =
+                vec![partials, self.address(&call.out.loc), b, s, g, r, t.div_ceil(RANGE_KEYS.into()).max(1)];
+            params.extend(call.out.strides.iter().map(|&s| s as u64));
+            launches.push((LibraryKernel::AttentionJoin(join), join.shape(b * s * g * r), params));
+        }
+        Work::Library(launches)
     }
 
     fn top_k(&self, call: &TopKCall, extent: impl FnMut(&Extent) -> u64) -> Work {
@@ -377,6 +387,7 @@ impl<'a> Call<'a> {
         if rows.contains(&0) {
             return Work::Nothing;
         }
+        let kernel = LibraryKernel::TopK(TopKKernel { dtype: call.x.dtype, k: call.k as u32 });
         let views = [&call.x, &call.values, &call.indices];
         let (outer, inner) = rows.split_at(rows.len().saturating_sub(ROW_DIMS));
         let launch = |index: u64| {
@@ -397,10 +408,9 @@ impl<'a> Call<'a> {
                 params.extend(views.map(|v| v.strides[outer.len() + dim] as u64));
             }
             params.extend(views.map(|v| v.strides[rows.len()] as u64));
-            (selection::shape(inner.iter().product()), params)
+            (kernel, selection::shape(inner.iter().product()), params)
         };
-        let kernel = LibraryKernel::TopK(TopKKernel { dtype: call.x.dtype, k: call.k as u32 });
-        Work::Library { kernel, launches: (0..outer.iter().product()).map(launch).collect() }
+        Work::Library((0..outer.iter().product()).map(launch).collect())
     }
 
     fn sample(&self, call: &SampleCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {
@@ -412,7 +422,7 @@ impl<'a> Call<'a> {
         let mut params = views.map(|v| self.address(&v.loc)).to_vec();
         params.extend([rows, call.tokens]);
         params.extend(views.iter().flat_map(|v| &v.strides).map(|&s| s as u64));
-        Work::Library { kernel: LibraryKernel::Sample, launches: vec![(selection::shape(rows), params)] }
+        Work::Library(vec![(LibraryKernel::Sample, selection::shape(rows), params)])
     }
 
     fn exchange(&self, instr: usize, call: &CollectiveCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {

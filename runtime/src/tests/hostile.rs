@@ -138,7 +138,7 @@ fn rich() -> Program {
 /// `s` queries out of slot 2 over `t` keys out of the frame, `step` elements apart; many keys are split into ranges.
 fn attention(s: u64, t: u64, step: i64) -> InstrKind {
     let of = |loc, dtype, strides: &[i64]| Strided { loc, dtype, strides: strides.to_vec() };
-    let split = AttentionCall::splits_keys(s, 1, t);
+    let split = AttentionCall::splits_keys(DeviceKind::Cpu, s, 1, t);
     InstrKind::Attention(Box::new(AttentionCall {
         b: 1.into(),
         s: s.into(),
