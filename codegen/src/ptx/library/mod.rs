@@ -12,8 +12,10 @@ mod gemm;
 mod gemm_few;
 mod gemm_mma;
 mod gemm_simt;
+mod gemm_wgmma;
 mod tile;
 mod value;
+mod wgmma;
 
 #[cfg(test)]
 mod tests;
@@ -50,7 +52,7 @@ pub(crate) fn module<'c>(
             match gemm.path {
                 GemmPath::Mma => entry.resident(2),
                 GemmPath::Few if gemm.few_rows() <= 2 && gemm.a != DType::F64 => entry.resident(2),
-                GemmPath::Few | GemmPath::Simt => {}
+                GemmPath::Few | GemmPath::Simt | GemmPath::Wgmma => {}
             }
             gemm::emit(Code { entry: &entry }, &gemm, follows);
             entry.end();
