@@ -56,8 +56,13 @@ struct Config {
 }
 
 impl Config {
-    const NONBLOCKING: Self =
-        Self { size: size_of::<Self>(), magic: 0xcafe_beef, version: 21_400, blocking: 0, unused: c_int::MIN };
+    const NONBLOCKING: Self = Self {
+        size: size_of::<Self>(),
+        magic: 0xcafe_beef,
+        version: 21_400,
+        blocking: 0,
+        unused: c_int::MIN,
+    };
 }
 
 macro_rules! table {

@@ -351,7 +351,8 @@ impl<'m> Rank<'m> {
         let streams = [&self.compute, &self.exchange].into_iter().chain(self.links.values());
         for stream in streams {
             station.control.wait_for(&late, || {
-                if let Some(why) = self.seats.values().find_map(|s| s.communicator.as_ref()?.is_ready().err()) {
+                if let Some(why) = self.seats.values().find_map(|s| s.communicator.as_ref()?.is_ready().err())
+                {
                     return Err(station.broken(&why, doing));
                 }
                 if stream.is_done().map_err(failed)? {
