@@ -14,6 +14,7 @@ mod epilogue;
 mod selection;
 
 pub use attention::{AttentionCall, Strided};
+pub(crate) use epilogue::reads_of_result;
 pub use selection::{SampleCall, TopKCall, View};
 
 use crate::extent::{Clip, Extent, Sizes};
@@ -141,7 +142,12 @@ pub struct Target {
 impl Target {
     /// Which kind of device it names.
     pub fn device(&self) -> DeviceKind {
-        if Arch::parse(&self.name).is_some() { DeviceKind::Gpu } else { DeviceKind::Cpu }
+        if self.arch().is_some() { DeviceKind::Gpu } else { DeviceKind::Cpu }
+    }
+
+    /// The architecture, of a GPU.
+    pub fn arch(&self) -> Option<Arch> {
+        Arch::parse(&self.name)
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::kernels::Operand;
 use crate::machine::Binding;
 use crate::sampling;
+use pcc_ir::DType;
 use pcc_ir::ops::TopK;
 use pcc_ir::ops::sample::Draw;
 use pcc_ir::program::{SampleCall, Strided, TopKCall};
@@ -27,6 +28,19 @@ impl<'a> Bound<'a> {
         let stride = self.view.strides.last().copied().unwrap_or(0);
         // invariant: validation has shown that every element lies in the buffer
         self.operand.load(self.view.dtype, row + i as i64 * stride).unwrap_or(f64::NAN)
+    }
+
+    /// The `n` elements of a row, of a float type of at most 32 bits.
+    fn floats(&self, row: i64, n: usize) -> Vec<f32> {
+        let start = usize::try_from(self.operand.offset as i64 + row * DType::F32.bytes() as i64);
+        match (self.view.dtype, self.view.strides.last(), start) {
+            (DType::F32, Some(1), Ok(start)) => {
+                let mut bytes = vec![0; n * DType::F32.bytes()];
+                self.operand.window.read(start, &mut bytes);
+                bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+            }
+            _ => (0..n).map(|i| self.load(row, i) as f32).collect(),
+        }
     }
 
     fn store(&self, at: i64, value: f64) {
@@ -62,15 +76,15 @@ impl<'a> TopRows<'a> {
         }
         let [x, values, indices] = &self.views;
         let (n, k, from) = (self.call.n as usize, self.call.k as usize, x.row(&index));
-        let mut elements: Vec<(f64, usize)> = (0..n).map(|i| (x.load(from, i), i)).collect();
-        let order = |a: &(f64, usize), b: &(f64, usize)| TopK::order(*a, *b);
+        let mut elements: Vec<(f32, usize)> = x.floats(from, n).into_iter().zip(0..).collect();
+        let order = |a: &(f32, usize), b: &(f32, usize)| TopK::order((a.0.into(), a.1), (b.0.into(), b.1));
         if k < n {
             elements.select_nth_unstable_by(k - 1, order);
         }
         elements[..k].sort_unstable_by(order);
         let step = |b: &Bound<'_>| b.view.strides.last().copied().unwrap_or(0);
         for (i, &(value, at)) in elements[..k].iter().enumerate() {
-            values.store(values.row(&index) + i as i64 * step(values), value);
+            values.store(values.row(&index) + i as i64 * step(values), value.into());
             indices.store(indices.row(&index) + i as i64 * step(indices), at as f64);
         }
     }
@@ -102,9 +116,7 @@ impl<'a> SampleRows<'a> {
             std::array::from_fn(|i| of(settings, i) as f32),
             std::array::from_fn(|i| of(key, i) as i32),
         );
-        let from = logits.row(&index);
-        let row: Vec<f32> = (0..self.tokens).map(|i| logits.load(from, i) as f32).collect();
-        let token = sampling::choose(&row, &draw);
+        let token = sampling::choose(&logits.floats(logits.row(&index), self.tokens), &draw);
         out.store(out.row(&index), token.map_or(-1.0, f64::from));
     }
 }

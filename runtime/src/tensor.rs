@@ -136,7 +136,11 @@ impl HostTensor {
             (HostData::F32(v), DType::F32) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
             (HostData::F32(v), d) if d.is_float() => floats(&mut v.iter().map(|&x| x.into())),
             (HostData::F64(v), d) if d.is_float() => floats(&mut v.iter().copied()),
-            (data, _) => return wrong(format!("it holds {}, but the program takes {dtype}", data.dtype())),
+            (data, _) => {
+                let what = format!("it holds {}, but the program takes {dtype}", data.dtype());
+                let kinds = "floats go to floats of any width and integers to integers; convert others first, as with NumPy's `astype`";
+                return Err(Diagnostic::input(what).at(format!("input `{name}`")).help(kinds));
+            }
         })
     }
 }

@@ -77,7 +77,7 @@ pub struct Args {
     /// Artifact to write [default: NAME.pcc in the current folder]
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// Print a level of the program instead of writing an artifact
+    /// Print a level of the program instead of writing an artifact: graph, sharded, local or program
     #[arg(long, value_name = "LEVEL", value_parser = parse_level)]
     emit: Option<driver::Level>,
     /// Print the module after a pass (on stderr)
@@ -321,6 +321,8 @@ fn write_artifact(
         CodeTarget::Gpu(_) => "kernels.ptx",
     });
     let kernels: Vec<_> = c.program.kernels.values().cloned().collect();
+    // The library's kernels depend on it.
+    c.program.target.name = target.name().to_owned();
     let gpu = match target {
         CodeTarget::Cpu => None,
         CodeTarget::Gpu(arch) => Some(Gpu { arch, library: gpu::library(&c.program) }),
@@ -330,7 +332,6 @@ fn write_artifact(
     for (kernel, symbol) in c.program.kernels.values_mut().zip(&built.symbols) {
         kernel.name.clone_from(symbol);
     }
-    c.program.target.name = target.name().to_owned();
     c.program.target.features = built.features;
     c.program.target.object_digest = built.object_digest;
     let mut report = c.report;

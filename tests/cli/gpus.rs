@@ -9,10 +9,10 @@ use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
 /// What is asked of f32, relative to the largest value; and of bf16, on average.
-const F32: f64 = 2e-5;
-const BF16_MEAN: f64 = 1e-2;
+pub const F32: f64 = 2e-5;
+pub const BF16_MEAN: f64 = 1e-2;
 
-const MESH: [&str; 4] = ["--tp", "4", "--pp", "2"];
+pub const MESH: [&str; 4] = ["--tp", "4", "--pp", "2"];
 
 /// The outputs of an entry on 2 rows of 6 tokens.
 fn outputs(place: &Path, artifact: &Path, output: &str, args: &[&str]) -> Vec<f32> {
@@ -23,7 +23,7 @@ fn outputs(place: &Path, artifact: &Path, output: &str, args: &[&str]) -> Vec<f3
 }
 
 /// The largest difference relative to the largest value, and the mean one relative to the mean value.
-fn distance(got: &[f32], want: &[f32]) -> (f64, f64) {
+pub fn distance(got: &[f32], want: &[f32]) -> (f64, f64) {
     assert_eq!(got.len(), want.len());
     assert!(got.iter().all(|x| x.is_finite()));
     let differences = got.iter().zip(want).map(|(a, b)| f64::from((a - b).abs()));
@@ -86,6 +86,41 @@ fn elementwise_kernels_run_inside_products() {
     }
 }
 
+/// A product with enough tiles for Hopper's warpgroups, of each way in which a matrix can lie.
+#[test]
+fn large_products_on_hopper_equal_the_cpu() {
+    let place = folder();
+    let graph = r#"{
+        "pcc": 1, "name": "large",
+        "params": [{"name": "w", "type": "f32[72,2048]"}, {"name": "v", "type": "f32[2048,72]"}],
+        "functions": [{
+            "name": "main",
+            "args": [{"name": "x", "type": "f32[1024,72]"}, {"name": "w", "type": "f32[72,2048]"}, {"name": "v", "type": "f32[2048,72]"}],
+            "body": [
+                {"op": {"dot_general": {"lhs_contract": [1], "rhs_contract": [0]}}, "in": ["x", "w"], "out": ["h"]},
+                {"op": {"dot_general": {"lhs_contract": [1], "rhs_contract": [1]}}, "in": ["x", "v"], "out": ["i"]},
+                {"op": "add", "in": ["h", "i"], "out": ["y"]}
+            ],
+            "results": ["y"]
+        }],
+        "entries": [{"name": "forward", "function": "main", "args": [{"input": "x"}, {"param": "w"}, {"param": "v"}], "results": ["y"]}]
+    }"#;
+    std::fs::write(place.path().join("large.json"), graph).unwrap();
+    let values: Vec<f32> = (0..1024 * 72).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
+    npz::write_f32(&place.path().join("in.npz"), "x", &[1024, 72], values);
+    let run = |target: &str, device: &str| {
+        let args = ["compile", "large.json", "--target", target, "--dtype", "bf16", "-o", target];
+        succeeds(place.path(), &args);
+        let args = ["run", target, "--input", "in.npz", "--output", "out.npz", "--device", device];
+        succeeds(place.path(), &args);
+        npz::read_f32(&place.path().join("out.npz"), "y").1
+    };
+    let off = distance(&run("sm_90a", "cuda-sim"), &run("cpu", "cpu"));
+    assert!(off.1 <= BF16_MEAN, "{off:?}");
+    let ptx = std::fs::read_to_string(place.path().join("sm_90a/kernels.sm_90a.ptx")).unwrap();
+    assert!(ptx.contains("m64n256k16") && ptx.contains(".entry pcc_gemm_wgmma_"));
+}
+
 /// What ran inside a product is not launched again: the run has as many launches as that leaves, one left out being noticed up to the last.
 #[test]
 fn kernels_inside_products_are_not_launched() {
@@ -101,7 +136,7 @@ fn kernels_inside_products_are_not_launched() {
         launches += func.instrs.len();
         inside += (0..func.instrs.len()).filter(|&at| epilogue_of(&program, func, at).is_some()).count();
     }
-    assert_eq!(inside, 5, "one in each layer");
+    assert_eq!(inside, 15, "the gate and two residual sums of each layer");
     let place = folder();
     let run = |mutant: Option<usize>| {
         let input = npz::token_file(place.path(), 2, 6);
@@ -272,7 +307,7 @@ fn processes_of_a_launcher_run_a_rank_each() {
 }
 
 /// Runs a command with variables of the simulator.
-fn with(place: &Path, args: &[&str], variables: &[(&str, &str)]) -> Outcome {
+pub fn with(place: &Path, args: &[&str], variables: &[(&str, &str)]) -> Outcome {
     let mut command = command(place, args);
     command.envs(variables.iter().copied());
     finish(command.spawn().expect("pcc starts"), &format!("pcc {}", args.join(" ")))

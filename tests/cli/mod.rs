@@ -8,6 +8,7 @@ mod concurrent;
 mod descriptions;
 mod eval;
 mod families;
+mod gpu_blas;
 mod gpu_mutants;
 mod gpus;
 mod graphs;

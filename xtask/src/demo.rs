@@ -27,7 +27,7 @@ const TOKENS: [u32; 16] = [1, 9, 4, 7, 30, 2, 17, 40, 8, 33, 5, 21, 60, 3, 12, 2
 pub(crate) fn run(project: &Project, steps: &mut Steps) -> Result<()> {
     setup::run(project, steps)?;
     steps.run("build pcc (release)", || {
-        let packages = ["pcc", "pcc-codegen", "pcc-sim-cuda", "pcc-sim-nccl"];
+        let packages = ["pcc", "pcc-codegen", "pcc-sim-cuda", "pcc-sim-nccl", "pcc-sim-blaslt"];
         let packages = packages.iter().flat_map(|p| ["--package", p]);
         project.cargo(["build", "--release"].into_iter().chain(packages)).run()
     })?;

@@ -44,7 +44,7 @@ pub(crate) fn run(project: &Project, steps: &mut Steps, arguments: &[String]) ->
 
 /// The programs, and the bench beside them.
 fn build(project: &Project, programs: &Path) -> Result<()> {
-    let packages = ["pcc", "pcc-codegen", "pcc-sim-cuda", "pcc-sim-nccl"];
+    let packages = ["pcc", "pcc-codegen", "pcc-sim-cuda", "pcc-sim-nccl", "pcc-sim-blaslt"];
     let build = packages.iter().flat_map(|p| ["--package", p]);
     project.cargo(["build", "--release"].into_iter().chain(build)).run()?;
     let bench = ["bench", "--package", "pcc", "--bench", "gpu", "--no-run", "--message-format=json"];

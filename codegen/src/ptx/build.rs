@@ -78,7 +78,7 @@ pub(crate) fn build(request: &Request, gpu: &Gpu) -> Result<Built, Diagnostic> {
     let (mut units, symbols) = distinct(&request.kernels)?;
     let library: BTreeSet<&LibraryKernel> = gpu.library.iter().collect();
     for kernel in library {
-        check_library(kernel)?;
+        check_library(kernel, gpu.arch)?;
         units.push(Unit::Library(kernel, epilogue(kernel, &request.kernels, &symbols)?));
     }
     initialise();
@@ -137,13 +137,14 @@ fn distinct(kernels: &[Kernel]) -> Result<(Vec<Unit<'_>>, Vec<String>), Diagnost
 }
 
 /// Refuses library kernels that no program asks for.
-fn check_library(kernel: &LibraryKernel) -> Result<(), Diagnostic> {
+fn check_library(kernel: &LibraryKernel, arch: Arch) -> Result<(), Diagnostic> {
     let refuse = |why: String| {
         Err(Diagnostic::internal("an invalid library kernel was asked of pcc-codegen")
             .at(format!("{kernel:?}"))
             .why(why))
     };
     match *kernel {
+        _ if !kernel.exists_for(arch) => refuse(format!("{} has no instructions for it", arch.name())),
         LibraryKernel::Copy { bytes } if !matches!(bytes, 1 | 2 | 4 | 8) => {
             refuse(format!("no element has {bytes} bytes"))
         }

@@ -3,8 +3,8 @@
 
 use crate::emit::ir::{IP, Ir, Op, V};
 use inkwell::attributes::AttributeLoc;
-use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum};
-use inkwell::values::{FunctionValue, IntValue, PointerValue};
+use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum, FunctionType};
+use inkwell::values::{BasicMetadataValueEnum, CallSiteValue, FunctionValue, IntValue, PointerValue};
 use inkwell::{AddressSpace, AtomicOrdering, AtomicRMWBinOp};
 
 /// Address spaces of NVPTX.
@@ -167,8 +167,8 @@ impl<'i, 'c> Entry<'i, 'c> {
         self.ir.or(built.map(V::from), value)
     }
 
-    /// The shared memory whose size the launch gives, aligned to 16.
-    pub fn shared_dynamic(&self) -> PointerValue<'c> {
+    /// The shared memory whose size the launch gives, aligned to so many bytes.
+    pub fn shared_dynamic(&self, align: u32) -> PointerValue<'c> {
         let name = format!("{}_dynamic", self.symbol);
         if let Some(global) = self.ir.module.get_global(&name) {
             return global.as_pointer_value();
@@ -176,8 +176,44 @@ impl<'i, 'c> Entry<'i, 'c> {
         let ty = self.ir.context.i8_type().array_type(0);
         let global = self.ir.module.add_global(ty, Some(AddressSpace::from(SHARED)), &name);
         global.set_linkage(inkwell::module::Linkage::External);
-        global.set_alignment(16);
+        global.set_alignment(align);
         global.as_pointer_value()
+    }
+
+    // Assembly.
+
+    /// Instructions that LLVM does not know, in the order in which they are built among all that has an effect: `text` with `$0`, `$1`, .. for the
+    /// 64-bit `operands`.
+    pub fn assembly(&self, text: String, operands: &[IntValue<'c>]) {
+        let ir = self.ir;
+        let long: BasicMetadataTypeEnum = ir.context.i64_type().into();
+        let signature = ir.context.void_type().fn_type(&vec![long; operands.len()], false);
+        let constraints = [vec!["l"; operands.len()], vec!["~{memory}"]].concat().join(",");
+        self.inline(signature, text, constraints, operands);
+    }
+
+    /// Likewise with `results` results of f32, `$0`, `$1`, ..: at least two.
+    pub fn assembly_floats(&self, text: String, results: usize) -> Vec<V<'c>> {
+        let ir = self.ir;
+        let all = ir.context.struct_type(&vec![ir.f32(0); results], false);
+        let constraints = vec!["=f"; results].join(",");
+        let call = self.inline(all.fn_type(&[], false), text, constraints, &[]);
+        let value = call.and_then(|c| c.try_as_basic_value().basic()).unwrap_or(all.const_zero().into());
+        (0..results as u32).map(|i| self.member(value, i)).collect()
+    }
+
+    fn inline(
+        &self,
+        signature: FunctionType<'c>,
+        text: String,
+        constraints: String,
+        operands: &[IntValue<'c>],
+    ) -> Option<CallSiteValue<'c>> {
+        let ir = self.ir;
+        let code = ir.context.create_inline_asm(signature, text, constraints, true, false, None, false);
+        let operands: Vec<BasicMetadataValueEnum> = operands.iter().map(|&v| v.into()).collect();
+        let call = ir.builder.build_indirect_call(signature, code, &operands, "");
+        call.map_err(|e| ir.fail(e)).ok()
     }
 
     /// A member of a result that is a struct.
@@ -294,7 +330,7 @@ mod tests {
             let sum = ir.fadd(entry.shuffle_xor(sum, 16), entry.float(2));
             let doubled = ir.fadd(sum, sum);
             ir.store(doubled, ir.offset(ir.f32(0), from, at), 4);
-            ir.store(doubled, entry.shared_dynamic(), 4);
+            ir.store(doubled, entry.shared_dynamic(16), 4);
             entry.end();
             let ptx = header(arch) + &generator.ptx(&ir.finish().unwrap()).unwrap();
             for part in [

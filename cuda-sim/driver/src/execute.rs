@@ -100,6 +100,7 @@ impl Turn {
                 self.free_now(addr)
             }
             Work::Launch(ref launch) => self.run_kernel(id, launch),
+            Work::Product(ref product) => self.run_product(id, product),
             // Both are run elsewhere.
             Work::HostCall { .. } | Work::Communicate(_) => Ok(()),
         }

@@ -10,6 +10,7 @@
 
 pub mod abi;
 pub mod api;
+pub mod blas;
 mod clock;
 mod code;
 mod comm;
@@ -20,6 +21,7 @@ mod handle;
 mod host;
 mod memory;
 pub mod mutant;
+mod product;
 mod race;
 mod schedule;
 mod staging;

@@ -19,6 +19,8 @@ pub enum Kind {
     SkipZero,
     /// A kernel is not launched.
     SkipLaunch,
+    /// A matrix product of a library is left out.
+    SkipProduct,
     /// An operation of a communicator is left out.
     SkipCollective,
     /// It has an element less.
@@ -31,12 +33,13 @@ pub enum Kind {
     OtherStream,
 }
 
-const KINDS: [(&str, Kind); 10] = [
+const KINDS: [(&str, Kind); 11] = [
     ("skip-wait", Kind::SkipWait),
     ("skip-record", Kind::SkipRecord),
     ("skip-copy", Kind::SkipCopy),
     ("skip-zero", Kind::SkipZero),
     ("skip-launch", Kind::SkipLaunch),
+    ("skip-product", Kind::SkipProduct),
     ("skip-collective", Kind::SkipCollective),
     ("count", Kind::Count),
     ("dtype", Kind::DType),

@@ -3,6 +3,7 @@
 //! All work of all streams is one graph: a stream's order, waits for events and the edges of captured graphs alike are work that other work is
 //! behind.
 
+use crate::blas::Product;
 use crate::clock::{Clock, Lane, Moment};
 use crate::comm::CommWork;
 use pcc_cuda_sim::ptx::Kernel;
@@ -94,6 +95,7 @@ pub enum Work {
         count: u64,
     },
     Launch(Arc<Launch>),
+    Product(Arc<Product>),
     /// A function of the caller and its argument.
     HostCall {
         function: extern "C" fn(*mut std::ffi::c_void),

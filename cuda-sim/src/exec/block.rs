@@ -1,10 +1,11 @@
 //! A block: its warps in turns, and its barriers.
 
 use super::global::{Globals, Spot, Use, User};
-use super::race::Thread;
+use super::race::{Known, Thread};
 use super::registers::lanes;
 use super::shared::Shared;
 use super::warp::{Status, Stop, Warp};
+use super::wgmma::Groups;
 use super::{Launch, Random};
 use crate::Fault;
 use crate::ptx::code::{Code, Special};
@@ -22,6 +23,7 @@ pub(super) struct Shares<'a> {
     /// The block's number.
     pub(super) linear: u32,
     pub(super) budget: u64,
+    pub(super) groups: Groups,
     barriers: [Arrivals; 16],
 }
 
@@ -29,7 +31,7 @@ pub(super) struct Shares<'a> {
 #[derive(Default)]
 struct Arrivals {
     /// Warps, whether they wait, and what they know of others' accesses.
-    warps: Vec<(usize, bool, Vec<u32>)>,
+    warps: Vec<(usize, bool, Known)>,
     /// Threads that pass it together, where not all do.
     threads: Option<u32>,
 }
@@ -85,8 +87,16 @@ impl<'a> Block<'a> {
         });
         let warps = warps.collect();
         let shared = Shared::new(code, launch.shared, count);
-        let shares =
-            Shares { code, params, shared, globals, linear: 0, budget, barriers: Default::default() };
+        let shares = Shares {
+            code,
+            params,
+            shared,
+            globals,
+            linear: 0,
+            budget,
+            groups: Groups::new(count),
+            barriers: Default::default(),
+        };
         Self { launch, shares, warps }
     }
 
@@ -108,6 +118,10 @@ impl<'a> Block<'a> {
         if let Some(stuck) = self.warps.iter().find(|w| w.status != Status::Done) {
             return Err(self.deadlock(stuck));
         }
+        self.shares.groups.check_end().map_err(|(warp, what)| {
+            let at = self.place(warp, 0, self.warps[warp].at());
+            Fault { what, at }
+        })?;
         Ok(self.warps.iter().map(|w| w.instructions).sum())
     }
 
@@ -124,6 +138,7 @@ impl<'a> Block<'a> {
         self.shares.linear = linear;
         self.shares.shared.reset();
         self.shares.barriers = Default::default();
+        self.shares.groups = Groups::new(self.warps.len());
         for warp in &mut self.warps {
             let number = warp.index as u32;
             warp.start(self.shares.code, |special, lane| {
@@ -161,12 +176,8 @@ impl<'a> Block<'a> {
             if arrivals.len() == self.warps.len() && arrivals.iter().all(|a| a.1) {
                 self.shares.shared.races.pass();
             }
-            let mut known = vec![0; self.warps.len()];
-            for (_, _, theirs) in &arrivals {
-                for (all, &time) in known.iter_mut().zip(theirs) {
-                    *all = time.max(*all);
-                }
-            }
+            let mut known = Known::default();
+            arrivals.iter().for_each(|(_, _, theirs)| known.join(theirs));
             for (warp, waits, _) in arrivals {
                 if waits {
                     self.shares.shared.races.leave(warp, &known);

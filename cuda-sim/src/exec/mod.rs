@@ -16,6 +16,7 @@ mod registers;
 mod shared;
 mod traces;
 mod warp;
+mod wgmma;
 
 use crate::Fault;
 use crate::memory::Memory;

@@ -54,6 +54,11 @@ pub(super) struct Races {
     pairs: Vec<Option<Box<[[u32; 32]; 32]>>>,
     /// When the current block started: older records are of other blocks.
     start: u32,
+    /// Per warp and thread: writes of the thread before this time of its warp are known to be visible to the asynchronous proxy, by which products of
+    /// warpgroups read. None as long as nothing was ever made visible.
+    published: Vec<u32>,
+    /// Per cell: products under way that read it. None as long as there never was one.
+    reading: Vec<u16>,
     /// Whether any cell may be marked as being copied to.
     copies: bool,
     /// Barriers of whole blocks, and ends of blocks, that are over.
@@ -85,6 +90,8 @@ impl Races {
             synced: vec![1; warps],
             pairs: (0..warps).map(|_| None).collect(),
             start: 1,
+            published: Vec::new(),
+            reading: Vec::new(),
             copies: false,
             barriers: 0,
             line: 0,
@@ -104,6 +111,8 @@ impl Races {
         self.seen.fill(self.start);
         self.synced.fill(self.start);
         self.pairs.fill(None);
+        self.published.fill(self.start);
+        self.reading.fill(0);
         if std::mem::take(&mut self.copies) {
             for cell in &mut self.cells {
                 cell.copying = NONE;
@@ -169,6 +178,9 @@ impl Races {
             if access == Access::Read {
                 self.note_read(n, by);
             } else {
+                if self.reading.get(n).is_some_and(|&products| products > 0) {
+                    return Err("it writes shared memory that a wgmma.mma_async may still be reading".into());
+                }
                 self.check_reads(n, by)?;
                 let atomic = if access == Access::Atomic { ATOMIC } else { 0 };
                 let (wrote, line) = (self.time[by.warp], self.line);
@@ -245,22 +257,101 @@ impl Races {
         }
     }
 
+    /// Lanes of a warp make what they wrote visible to the asynchronous proxy.
+    pub(super) fn publish(&mut self, warp: usize, lanes: impl Iterator<Item = usize>) {
+        if self.published.is_empty() {
+            self.published = vec![self.start; self.warps * self.warps * 32];
+        }
+        self.time[warp] += 1;
+        let row = self.row(warp);
+        for lane in lanes {
+            self.published[row.start + Thread { warp, lane }.number() as usize] = self.time[warp];
+        }
+    }
+
+    /// Where what a warp knows of threads' published writes lies.
+    fn row(&self, warp: usize) -> std::ops::Range<usize> {
+        if self.published.is_empty() { 0..0 } else { warp * self.warps * 32..(warp + 1) * self.warps * 32 }
+    }
+
+    /// A warp begins to read by the asynchronous proxy. All of its lanes must know the writes, and that they were published. (PTX ISA, "Async
+    /// Proxy". A fence by the reader behind the barrier would do as well; here the writers must have one before it.)
+    pub(super) fn start_read(&mut self, warp: usize, at: usize, bytes: usize) -> Result<(), String> {
+        if self.reading.is_empty() {
+            self.reading = vec![0; self.cells.len()];
+        }
+        let by = Thread { warp, lane: 0 };
+        for n in at / self.grain..=(at + bytes - 1) / self.grain {
+            let cell = self.cells[n];
+            if cell.copying != NONE {
+                return Err(copying(Thread::of(cell.copying), by, cell.line));
+            }
+            let writer = Thread::of(cell.writer);
+            if cell.writer != NONE && cell.wrote >= self.start {
+                if !self.warp_ordered(by, writer.warp, cell.wrote) {
+                    return Err(race("reads", &format!("wrote in line {}", cell.line), writer));
+                }
+                let published = self.published.get(self.row(warp).start + usize::from(writer.number()));
+                if published.is_none_or(|&time| cell.wrote >= time) {
+                    return Err(format!(
+                        "it reads shared memory by the asynchronous proxy that warp {} lane {} wrote in line {}, with no fence.proxy.async behind \
+                         the write and before the barrier",
+                        writer.warp, writer.lane, cell.line
+                    ));
+                }
+            }
+            self.reading[n] += 1;
+        }
+        Ok(())
+    }
+
+    /// The warp has waited for what it read: it reads now.
+    pub(super) fn end_read(&mut self, warp: usize, at: usize, bytes: usize) {
+        for n in at / self.grain..=(at + bytes - 1) / self.grain {
+            self.reading[n] -= 1;
+            self.reads[n * self.warps + warp] = (self.time[warp], MANY);
+        }
+    }
+
     /// A whole warp arrives at a barrier, and `waits` there or goes on: what it knows, for those who wait.
-    pub(super) fn arrive(&mut self, warp: usize, waits: bool) -> Vec<u32> {
+    pub(super) fn arrive(&mut self, warp: usize, waits: bool) -> Known {
         self.time[warp] += 1;
         if waits {
             self.synced[warp] = self.time[warp];
         }
-        let mut known = self.seen[warp * self.warps..][..self.warps].to_vec();
-        known[warp] = self.time[warp];
-        known
+        let mut seen = self.seen[warp * self.warps..][..self.warps].to_vec();
+        seen[warp] = self.time[warp];
+        Known { seen, published: self.published[self.row(warp)].to_vec() }
     }
 
     /// A warp leaves a barrier at which others arrived with this knowledge.
-    pub(super) fn leave(&mut self, warp: usize, known: &[u32]) {
-        for (mine, &theirs) in self.seen[warp * self.warps..][..self.warps].iter_mut().zip(known) {
-            *mine = (*mine).max(theirs);
-        }
+    pub(super) fn leave(&mut self, warp: usize, known: &Known) {
+        latest(&mut self.seen[warp * self.warps..][..self.warps], &known.seen);
+        let row = self.row(warp);
+        latest(&mut self.published[row], &known.published);
+    }
+}
+
+/// What a warp knows: up to which time of other warps it knows of accesses, and of which threads' published writes.
+#[derive(Clone, Default)]
+pub(super) struct Known {
+    seen: Vec<u32>,
+    published: Vec<u32>,
+}
+
+impl Known {
+    /// What two know.
+    pub(super) fn join(&mut self, other: &Known) {
+        self.seen.resize(other.seen.len(), 0);
+        self.published.resize(other.published.len(), 0);
+        latest(&mut self.seen, &other.seen);
+        latest(&mut self.published, &other.published);
+    }
+}
+
+fn latest(mine: &mut [u32], theirs: &[u32]) {
+    for (mine, &theirs) in mine.iter_mut().zip(theirs) {
+        *mine = theirs.max(*mine);
     }
 }
 

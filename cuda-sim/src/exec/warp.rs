@@ -5,6 +5,7 @@ use super::block::Shares;
 use super::copies::Copies;
 use super::local::Local;
 use super::registers::{Registers, lanes};
+use super::wgmma::Products;
 use crate::ptx::code::{Code, Instruction, LANES, Op, Special};
 
 /// Lanes at one instruction.
@@ -47,6 +48,7 @@ pub(super) struct Warp {
     pub(super) registers: Registers,
     pub(super) local: Local,
     pub(super) copies: Copies,
+    pub(super) products: Products,
     groups: Vec<Group>,
     /// Lanes that have a thread.
     threads: u32,
@@ -71,6 +73,7 @@ impl Warp {
             registers: Registers::new(code),
             local: Local::new(code),
             copies: Copies::default(),
+            products: Products::default(),
             groups: Vec::new(),
             threads,
             exited: 0,
@@ -90,6 +93,7 @@ impl Warp {
         }
         self.local.reset();
         self.copies.reset();
+        self.products = Products::default();
         self.groups.clear();
         self.groups.push(Group { pc: 0, lanes: self.threads, parked: false });
         (self.exited, self.spent, self.instructions) = (0, 0, 0);
@@ -216,6 +220,9 @@ impl Warp {
             });
         }
         self.instructions += u64::from(active.count_ones()) * u64::from(instruction.counts);
+        if active != 0 && instruction.names_sums {
+            self.touch_sums(&instruction.op, active)?;
+        }
         if active == 0 || self.registers.run(&instruction.op, active) {
             return Ok(Flow::Next);
         }
@@ -255,7 +262,10 @@ impl Warp {
                 return Ok(Flow::Jump(active, to));
             }
             Op::Table { index, ref to } => return self.table(index, to, group, active),
-            Op::Exit => return Ok(Flow::Exit(active)),
+            Op::Exit => {
+                self.products.check_end(active)?;
+                return Ok(Flow::Exit(active));
+            }
             Op::Trap => {
                 let lane = active.trailing_zeros() as usize;
                 return Err(Trap { lane, what: "the kernel traps".into() });
@@ -270,6 +280,13 @@ impl Warp {
                     _ => self.load_matrix(shares, op)?,
                 }
             }
+            Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
+                if !self.together(active, last)? {
+                    return Ok(Flow::Park);
+                }
+                self.warpgroup(shares, op, group.pc)?;
+            }
+            Op::ProxyFence => shares.shared.races.publish(self.index, lanes(active)),
             Op::WarpSync { mask } => {
                 if !self.gathered(mask, active, last)? {
                     return Ok(Flow::Park);

@@ -76,6 +76,8 @@ pub(crate) struct Instruction {
     pub(crate) line: u32,
     /// 0 for what the decoder added to an instruction of the text.
     pub(crate) counts: u8,
+    /// Whether it is no `wgmma` and names a register that holds sums of one.
+    pub(crate) names_sums: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,6 +293,16 @@ pub(crate) enum Op {
         c: [Slot; 4],
         half: Half,
     },
+    Wgmma(Box<Wgmma>),
+    /// Orders accesses to the registers of sums before products that begin later.
+    WgmmaFence,
+    WgmmaCommit,
+    /// Waits until at most so many groups of products are under way.
+    WgmmaWait {
+        groups: u32,
+    },
+    /// What the thread has written to shared memory can be read by products of warpgroups.
+    ProxyFence,
     Branch {
         to: u32,
         uniform: bool,
@@ -346,6 +358,23 @@ pub(crate) enum Op {
     },
     /// Orders memory accesses of one thread, which here never pass each other.
     Fence,
+}
+
+/// `wgmma.mma_async` of depth 16 with f32 sums: both matrices in shared memory.
+#[derive(Debug)]
+pub(crate) struct Wgmma {
+    /// Columns of the product.
+    pub(crate) n: u32,
+    pub(crate) half: Half,
+    pub(crate) d: Box<[Slot]>,
+    /// Descriptors of a and b.
+    pub(crate) descriptors: [Slot; 2],
+    /// Whether sums are added to, a predicate.
+    pub(crate) adds: Slot,
+    /// Whether a and b are negated.
+    pub(crate) negative: [bool; 2],
+    /// Whether a is M-major, b N-major; else they are K-major.
+    pub(crate) transposed: [bool; 2],
 }
 
 /// Poison of all bytes of a width.

@@ -5,6 +5,7 @@ mod decode;
 mod lanes;
 mod lex;
 pub(crate) mod number;
+pub(crate) mod slots;
 mod syntax;
 mod types;
 
@@ -49,7 +50,7 @@ impl Module {
             if kernels.iter().any(|k| k.name == entry.name) {
                 return Err(Fault::new(format!("two kernels named {}", entry.name)));
             }
-            let code = decode::kernel(entry, &parsed.variables, &data, &whole)?;
+            let code = decode::kernel(entry, &parsed.variables, &data, (&whole, &parsed.target))?;
             kernels.push(Kernel {
                 name: entry.name.clone(),
                 params: code.params.iter().map(|p| p.bytes as u32).collect(),

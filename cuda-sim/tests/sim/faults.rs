@@ -382,7 +382,7 @@ fn what_is_not_known_is_refused() {
         ("add.rz.f32 %r2, %r2, %r2;", "unknown modifier .rz"),
         ("add.s32.wide %r2, %r2, %r2;", "unknown modifier .wide"),
         ("frobnicate.b32 %r2, %r2;", "unknown opcode frobnicate"),
-        ("wgmma.fence.sync.aligned;", "unknown opcode wgmma"),
+        ("wgmma.fence.sync.aligned;", "sm_90 has no wgmma"),
         ("add.s32 %r2, %r2;", "2 operands instead of 3"),
         ("add.s32 %r2, %r2, %rd3;", "register %rd3 of type B(8)"),
         ("add.f32 %r2, %p1, %r2;", "register %p1"),

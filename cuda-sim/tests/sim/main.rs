@@ -9,4 +9,5 @@ mod matrices;
 mod memory_forms;
 mod random_control;
 mod rarer;
+mod warpgroups;
 mod warps;

@@ -1,7 +1,7 @@
 //! Elementwise kernels that run inside the matrix product before them.
 
 use crate::kernel::{self, DIGEST, Kernel, Node};
-use crate::program::{FuncProgram, InstrKind, Program};
+use crate::program::{FuncProgram, InstrKind, Program, reads_of_result};
 use crate::types::DType;
 use serde::{Deserialize, Serialize};
 
@@ -71,21 +71,15 @@ impl Epilogue {
 }
 
 /// The kernel that runs with the product at `at`, if that is one and the next instruction allows it
-/// ([`FuncProgram::has_epilogue`]). What a GPU runs depends on the program alone, not on the run.
+/// ([`FuncProgram::epilogue_launch`]). What a GPU runs depends on the program alone, not on the run.
 pub fn epilogue_of(program: &Program, func: &FuncProgram, at: usize) -> Option<Epilogue> {
-    if !func.has_epilogue(at, &program.kernels) {
-        return None;
-    }
-    let (InstrKind::Gemm(gemm), InstrKind::Kernel(launch)) =
-        (&func.instrs.get(at)?.kind, &func.instrs.get(at + 1)?.kind)
-    else {
-        return None;
-    };
+    let launch = func.epilogue_launch(at, &program.kernels)?;
+    let InstrKind::Gemm(gemm) = &func.instrs.get(at)?.kind else { return None };
     let kernel = program.kernels.get(launch.kernel)?;
     if kernel.accesses.len() > MOST_ACCESSES {
         return None;
     }
-    let reads = func.reads_of_result(at, &program.kernels)?;
+    let reads = reads_of_result(gemm, &launch, kernel)?;
     let reads = reads.iter().enumerate().fold(0, |bits, (i, &is_c)| bits | u32::from(is_c) << i);
     let epilogue = Epilogue::new(kernel, reads);
     epilogue.check(kernel, gemm.c.dtype).ok().map(|()| epilogue)

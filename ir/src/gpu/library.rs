@@ -1,9 +1,9 @@
 //! The kernels of the library, by what they are made of.
 
 use super::attention::{AttentionKernel, JoinKernel};
-use super::epilogue_of;
-use super::gemm::GemmKernel;
+use super::gemm::{GemmKernel, GemmPath};
 use super::selection::{SAMPLE_PARAMS, TopKKernel};
+use super::{Arch, epilogue_of};
 use crate::program::{InstrKind, Program};
 use crate::types::{DType, ReduceKind};
 use serde::{Deserialize, Serialize};
@@ -72,6 +72,11 @@ impl LibraryKernel {
         format!("pcc_{}_{hex}", word.to_lowercase())
     }
 
+    /// Whether code for this architecture can have it.
+    pub fn exists_for(&self, arch: Arch) -> bool {
+        !matches!(self, LibraryKernel::Gemm(GemmKernel { path: GemmPath::Wgmma, .. })) || arch == Arch::Sm90a
+    }
+
     /// Parameters it takes.
     pub fn params(&self) -> usize {
         match self {
@@ -102,15 +107,16 @@ impl LibraryKernel {
     }
 }
 
-/// Every library kernel that running the program on GPUs may need.
+/// Every library kernel that running the program on GPUs of its target may need.
 pub fn library(program: &Program) -> Vec<LibraryKernel> {
-    let mut all = BTreeSet::new();
+    let (mut all, arch) = (BTreeSet::new(), program.target.arch());
     let instrs = program.funcs.iter().flat_map(|f| f.instrs.iter().enumerate().map(move |i| (f, i)));
     for (func, (at, instr)) in instrs {
         match &instr.kind {
             InstrKind::Kernel(_) | InstrKind::Rows(_) => {}
             InstrKind::Gemm(g) => {
-                let kernel = GemmKernel { epilogue: epilogue_of(program, func, at), ..GemmKernel::of(g) };
+                let kernel =
+                    GemmKernel { epilogue: epilogue_of(program, func, at), ..GemmKernel::of(g, arch) };
                 all.insert(LibraryKernel::Gemm(kernel));
             }
             InstrKind::Attention(a) => {

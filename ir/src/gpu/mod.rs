@@ -12,6 +12,7 @@
 
 mod arch;
 pub mod attention;
+mod blas;
 mod epilogue;
 pub mod fused;
 pub mod gemm;
@@ -19,6 +20,7 @@ mod library;
 pub mod selection;
 
 pub use arch::Arch;
+pub use blas::{Activation, BlasEpilogue, blas_epilogue_of};
 pub use epilogue::{Epilogue, epilogue_of};
 pub use library::{COPY_RANK, LibraryKernel, REDUCE_MEMBERS, Shape, library};
 

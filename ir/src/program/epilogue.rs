@@ -21,42 +21,41 @@ impl FuncProgram {
     /// the product's result that element alone, and writes nothing that the product still needs. Then each tile of the kernel may run
     /// as soon as that tile of the product is done: nothing else can tell.
     pub fn has_epilogue(&self, at: usize, kernels: &PrimaryMap<KernelId, Kernel>) -> bool {
-        let Some([product, next]) = self.instrs.get(at..).and_then(|i| i.first_chunk()) else { return false };
-        let (InstrKind::Gemm(gemm), InstrKind::Kernel(launch)) = (&product.kind, &next.kind) else {
-            return false;
-        };
-        // One of them may run once for a team, the other on each device.
-        product.once == next.once
-            && kernels
-                .get(launch.kernel)
-                .is_some_and(|kernel| self.fits(gemm, launch, kernel).unwrap_or(false))
+        let pair = self.product_and_kernel(at, kernels);
+        pair.is_some_and(|(gemm, launch, kernel)| self.fits(gemm, launch, kernel).unwrap_or(false))
     }
 
-    /// For each access of the kernel behind the product at `at`, which is its epilogue: whether it reads the product's result.
-    pub(crate) fn reads_of_result(
-        &self,
+    /// The launch of the kernel behind the product at `at` over the result's rows and columns, if it may run with it as
+    /// [`FuncProgram::has_epilogue`] says. Rows and columns that the kernel has as one dim are two here.
+    pub fn epilogue_launch(&self, at: usize, kernels: &PrimaryMap<KernelId, Kernel>) -> Option<Launch> {
+        let (gemm, launch, kernel) = self.product_and_kernel(at, kernels)?;
+        let launch = unmerged(gemm, launch).unwrap_or_else(|| launch.clone());
+        self.fits(gemm, &launch, kernel)?.then_some(launch)
+    }
+
+    fn product_and_kernel<'a>(
+        &'a self,
         at: usize,
-        kernels: &PrimaryMap<KernelId, Kernel>,
-    ) -> Option<Vec<bool>> {
+        kernels: &'a PrimaryMap<KernelId, Kernel>,
+    ) -> Option<(&'a Gemm, &'a Launch, &'a Kernel)> {
         let [product, next] = self.instrs.get(at..)?.first_chunk()?;
         let (InstrKind::Gemm(gemm), InstrKind::Kernel(launch)) = (&product.kind, &next.kind) else {
             return None;
         };
-        let (m, n) = (i64::try_from(gemm.m.full).ok()?, i64::try_from(gemm.n.full).ok()?);
-        let c = elements(&gemm.c).within(m, n);
-        let accesses = accesses(launch, kernels.get(launch.kernel)?, m, n)?;
-        Some(accesses.iter().map(|(access, write)| !write && *access == c).collect())
+        let kernel = kernels.get(launch.kernel)?;
+        // One of them may run once for a team, the other on each device.
+        let matches = product.once == next.once && kernel.rank as usize == launch.extents.len();
+        matches.then_some((gemm, launch, kernel))
     }
 
     /// `None` where sizes overflow.
     fn fits(&self, gemm: &Gemm, launch: &Launch, kernel: &Kernel) -> Option<bool> {
-        let rank = launch.extents.len();
         let same_space = match launch.extents.as_slice() {
             [rows, cols] => (rows, cols) == (&gemm.m, &gemm.n),
             [cols] => gemm.m == Extent::full(1) && *cols == gemm.n,
             _ => false,
         };
-        if !same_space || kernel.rank as usize != rank || !gemm.batch.is_empty() || !by_element(kernel) {
+        if !same_space || !gemm.batch.is_empty() || !by_element(kernel) {
             return Some(false);
         }
         let (m, n) = (i64::try_from(gemm.m.full).ok()?, i64::try_from(gemm.n.full).ok()?);
@@ -106,9 +105,36 @@ impl FuncProgram {
     }
 }
 
-/// What each access of a kernel of rank 1 or 2 touches, and whether it writes; `None` where the launch has fewer.
+/// For each access of an epilogue, launched as [`FuncProgram::epilogue_launch`] says: whether it reads the product's result.
+pub(crate) fn reads_of_result(gemm: &Gemm, launch: &Launch, kernel: &Kernel) -> Option<Vec<bool>> {
+    let (m, n) = (i64::try_from(gemm.m.full).ok()?, i64::try_from(gemm.n.full).ok()?);
+    let c = elements(&gemm.c).within(m, n);
+    let accesses = accesses(launch, kernel, m, n)?;
+    Some(accesses.iter().map(|(access, write)| !write && *access == c).collect())
+}
+
+/// A launch over one dim that is the rows and columns of the product's result, one row after another, over both.
+fn unmerged(gemm: &Gemm, launch: &Launch) -> Option<Launch> {
+    let [all] = launch.extents.as_slice() else { return None };
+    let n = gemm.n.full;
+    let mut rows = gemm.m.clone();
+    rows.full = rows.full.checked_mul(n)?;
+    if let Some(clip) = &mut rows.clip {
+        clip.inner = clip.inner.checked_mul(n)?;
+    }
+    if gemm.m.full == 1 || gemm.n.clip.is_some() || *all != rows {
+        return None;
+    }
+    let n = i64::try_from(n).ok()?;
+    let strides: Option<Vec<[i64; 2]>> =
+        launch.strides.iter().map(|&s| Some([s.checked_mul(n)?, s])).collect();
+    let (extents, strides) = (vec![gemm.m.clone(), gemm.n.clone()], strides?.concat());
+    Some(Launch { extents, strides, ..launch.clone() })
+}
+
+/// What each access of a launch over one or two dims touches, and whether it writes; `None` where the launch has fewer.
 fn accesses(launch: &Launch, kernel: &Kernel, m: i64, n: i64) -> Option<Vec<(Elements, bool)>> {
-    let rank = kernel.rank as usize;
+    let rank = launch.extents.len();
     let all: Vec<(Elements, bool)> = kernel
         .accesses
         .iter()

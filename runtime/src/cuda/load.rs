@@ -31,6 +31,8 @@ impl Gpus {
 
 /// The stand-ins' file names.
 const SIMULATED: [&str; 2] = ["libpcc_sim_cuda.so", "libpcc_sim_nccl.so"];
+/// That of the stand-in for cuBLASLt, which is loaded if this variable is `on`.
+const SIMULATED_BLAS: (&str, &str) = ("libpcc_sim_blaslt.so", "PCC_SIM_BLASLT");
 /// The stand-ins, once loaded: a process has one driver.
 static STAND_INS: OnceLock<Vec<Library>> = OnceLock::new();
 /// The fault that a simulated device found last, of the library that holds it.
@@ -59,13 +61,26 @@ pub(super) fn prepare(gpus: &Gpus, arch: Arch, devices: usize) -> Result<Option<
     };
     let nccl = folder.join(SIMULATED[1]);
     if STAND_INS.get().is_none() {
-        let libraries =
-            SIMULATED.iter().map(|name| open(&folder.join(name))).collect::<Result<Vec<_>, _>>()?;
+        let blas = wants_blas().then_some(&SIMULATED_BLAS.0);
+        let names = SIMULATED.iter().chain(blas);
+        let libraries = names.map(|name| open(&folder.join(name))).collect::<Result<Vec<_>, _>>()?;
         // Another thread may have been first: the same libraries then.
         let _ = STAND_INS.set(libraries);
     }
     want(devices, arch.capability());
     Ok(Some(nccl))
+}
+
+/// Whether products may go to cuBLASLt, if it is there: with simulated GPUs only to what stands in for it.
+pub(super) fn has_libraries(gpus: &Gpus) -> bool {
+    match gpus {
+        Gpus::Real => true,
+        Gpus::Simulated(_) => wants_blas() && STAND_INS.get().is_some_and(|l| l.len() > SIMULATED.len()),
+    }
+}
+
+fn wants_blas() -> bool {
+    std::env::var_os(SIMULATED_BLAS.1).is_some_and(|v| v == "on")
 }
 
 /// Tells the stand-in, which decides what machine it is at its first call.
@@ -86,7 +101,7 @@ fn open(path: &Path) -> Result<Library, Diagnostic> {
         Diagnostic::run(format!("the simulated GPU {what}"))
             .at(path.display().to_string())
             .why(in_full(&e))
-            .help("it belongs beside pcc: cargo build -p pcc-sim-cuda -p pcc-sim-nccl, with --release if pcc is built so")
+            .help("it belongs beside pcc: cargo build -p pcc-sim-cuda -p pcc-sim-nccl -p pcc-sim-blaslt, with --release if pcc is built so")
     })
 }
 

@@ -145,9 +145,9 @@ impl Cluster {
         let mirror = Arc::new(Mirror::new(plan.clone())?);
         let meeting = Arc::new(meeting);
         let mut cluster = Self { plan, mirror, meeting, control, ranks: Vec::new(), assembly };
-        let ptx: Arc<str> = ptx.into();
+        let (ptx, libraries): (Arc<str>, _) = (ptx.into(), load::has_libraries(&options.gpus));
         for (&device, &ordinal) in &ordinals {
-            cluster.start(device, ordinal, bytes[device], ptx.clone(), options.gpus == Gpus::Real)?;
+            cluster.start(device, ordinal, bytes[device], ptx.clone(), libraries)?;
         }
         // Nobody joins others before all, in every process, have what they need: a rank that fails while others wait to be joined would leave them there.
         cluster.await_all()?;

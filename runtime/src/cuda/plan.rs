@@ -3,7 +3,7 @@
 use super::exchange::{Exchange, scratch_bytes};
 use super::peers::Circle;
 use super::ranges::{self, Span, Touched};
-use super::work::{Product, Work};
+use super::work::{Fused, Product, Work};
 use super::world::World;
 use super::{GpuOptions, Gpus};
 use crate::extents::FuncExtents;
@@ -12,7 +12,9 @@ use crate::machine::{FuncScalars, Groups};
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, RANGE_KEYS};
 use pcc_ir::gpu::gemm::{BATCH, GemmKernel};
 use pcc_ir::gpu::selection::{self, ROW_DIMS, TopKKernel};
-use pcc_ir::gpu::{Epilogue, LibraryKernel, Shape, epilogue_of, f32_param, fused};
+use pcc_ir::gpu::{
+    BlasEpilogue, Epilogue, LibraryKernel, Shape, blas_epilogue_of, epilogue_of, f32_param, fused,
+};
 use pcc_ir::program::{
     AttentionCall, Base, CollectiveCall, CollectiveKind, EntryProgram, FuncProgram, Gemm, InstrKind, Launch,
     Loc, Program, SampleCall, Scalar, Slot, Step, Strided, TopKCall,
@@ -29,12 +31,31 @@ pub(super) struct Plan {
     extents: Vec<FuncExtents>,
     /// Per function and instruction: what it touches.
     touched: Vec<Vec<Vec<Touched>>>,
-    /// Per function and instruction: the next one, if it runs inside this product.
-    epilogues: Vec<Vec<Option<Epilogue>>>,
+    /// Per function and instruction: the next one, if it may run with this product.
+    epilogues: Vec<Vec<Option<Behind>>>,
     /// Bytes of each of a rank's two scratch buffers.
     pub(super) scratch: u64,
     /// Bytes of all members' contributions to a collective, at most.
     pub(super) gather: u64,
+}
+
+/// A kernel that may run with the product before it.
+struct Behind {
+    /// Over the product's rows and columns.
+    launch: Launch,
+    /// Inside our kernel for the product, ..
+    ours: Option<Epilogue>,
+    /// .. and as cuBLASLt does it, which leaves the product's own result away.
+    blas: Option<BlasEpilogue>,
+}
+
+impl Behind {
+    fn of(program: &Program, func: &FuncProgram, touched: &[Vec<Touched>], at: usize) -> Option<Self> {
+        let launch = func.epilogue_launch(at, &program.kernels)?;
+        let blas = blas_epilogue_of(program, func, at).map(|(blas, _)| blas);
+        let blas = blas.filter(|_| ranges::is_dead_behind(touched, at));
+        Some(Self { launch, ours: epilogue_of(program, func, at), blas })
+    }
 }
 
 /// A call of a function on one device.
@@ -58,12 +79,11 @@ impl Plan {
         let scalars = program.funcs.iter().map(|f| FuncScalars::new(&program, f)).collect();
         let extents = program.funcs.iter().map(|f| FuncExtents::new(&program, f)).collect();
         let groups = Groups::new(&program);
-        let touched = program.funcs.iter().map(|f| ranges::of(&program, f)).collect();
-        let epilogues = program
-            .funcs
-            .iter()
-            .map(|f| (0..f.instrs.len()).map(|at| epilogue_of(&program, f, at)).collect::<Vec<_>>());
-        let epilogues = epilogues.collect();
+        let touched: Vec<Vec<Vec<Touched>>> = program.funcs.iter().map(|f| ranges::of(&program, f)).collect();
+        let behind = |(f, touched): (&FuncProgram, &Vec<Vec<Touched>>)| {
+            (0..f.instrs.len()).map(|at| Behind::of(&program, f, touched, at)).collect()
+        };
+        let epilogues = program.funcs.iter().zip(&touched).map(behind).collect();
         let (mut scratch, mut gather) = (0, 0);
         for instr in program.funcs.iter().flat_map(|f| &f.instrs) {
             if let InstrKind::Collective(call) = &instr.kind {
@@ -277,19 +297,32 @@ impl<'a> Call<'a> {
         launch.scalars.iter().zip(fixed).map(scalar).collect()
     }
 
-    /// The parameters of instruction `instr` as the epilogue of the product before it.
-    fn epilogue(&self, instr: usize) -> Vec<u64> {
-        let Some(InstrKind::Kernel(launch)) = self.func().instrs.get(instr).map(|i| &i.kind) else {
-            return vec![];
-        };
+    /// The parameters of the kernel behind product `instr` as its epilogue.
+    fn epilogue(&self, instr: usize, launch: &Launch) -> Vec<u64> {
         let mut params: Vec<u64> = launch.ptrs.iter().map(|p| self.address(p)).collect();
         for strides in launch.strides.chunks_exact(launch.extents.len().max(1)) {
             // The only row of a kernel without row dims is the first.
             let (&col, rows) = strides.split_last().unwrap_or((&0, &[]));
             params.extend([rows.last().copied().unwrap_or(0), col].map(|s| s as u64));
         }
-        params.extend(self.scalars(instr, launch));
+        params.extend(self.scalars(instr + 1, launch));
         params
+    }
+
+    /// The product with the kernel behind it, for cuBLASLt.
+    fn with_behind(&self, epilogue: &BlasEpilogue, launch: &Launch) -> Option<Fused> {
+        let matrix = |access: u32| {
+            let &[row, col] = launch.strides.get(2 * access as usize..)?.first_chunk()?;
+            Some((self.address(launch.ptrs.get(access as usize)?), row, col))
+        };
+        let kernel = &self.plan.program.kernels[launch.kernel];
+        Some(Fused {
+            activation: epilogue.activation,
+            dtype: kernel.accesses.get(epilogue.out as usize)?.dtype,
+            out: matrix(epilogue.out)?,
+            bias: epilogue.bias.and_then(matrix).map(|bias| bias.0),
+            add: epilogue.add.and_then(matrix),
+        })
     }
 
     fn product(&self, instr: usize, gemm: &Gemm, mut extent: impl FnMut(&Extent) -> u64) -> Work {
@@ -300,11 +333,17 @@ impl<'a> Call<'a> {
             return Work::Nothing;
         }
         let matrix = |m: &pcc_ir::program::Matrix| (self.address(&m.loc), m.row, m.col);
-        let epilogue = self.plan.epilogues[self.index][instr];
-        let kernel = GemmKernel { epilogue, ..GemmKernel::of(gemm) };
-        let epilogue = epilogue.map_or(vec![], |_| self.epilogue(instr + 1));
+        let behind = self.plan.epilogues[self.index][instr].as_ref();
+        let kernel = GemmKernel {
+            epilogue: behind.and_then(|b| b.ours),
+            ..GemmKernel::of(gemm, self.plan.program.target.arch())
+        };
+        let epilogue = behind.filter(|b| b.ours.is_some());
+        let epilogue = epilogue.map_or(vec![], |b| self.epilogue(instr, &b.launch));
+        let fused = behind.and_then(|b| self.with_behind(b.blas.as_ref()?, &b.launch));
         let (a, b, c) = (matrix(&gemm.a), matrix(&gemm.b), matrix(&gemm.c));
-        Work::Product(Product { kernel, m, n, k, alpha: gemm.alpha as f32, a, b, c, batch, epilogue })
+        let alpha = gemm.alpha as f32;
+        Work::Product(Box::new(Product { kernel, m, n, k, alpha, a, b, c, batch, epilogue, fused }))
     }
 
     fn attention(&self, call: &AttentionCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {

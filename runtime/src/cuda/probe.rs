@@ -48,7 +48,7 @@ impl Probe {
                 .why(format!("{}: {}", refused.failure, refused.log))
         })?;
         let stream = Stream::new().map_err(broken("no stream"))?;
-        let blas = (*gpus == Gpus::Real).then(Blas::find).flatten();
+        let blas = load::has_libraries(gpus).then(Blas::find).flatten();
         Ok(Self { buffers: Vec::new(), blas, stream, module, context })
     }
 
@@ -185,5 +185,6 @@ fn product(p: &DenseProduct) -> Product {
         c: (p.c, p.n as i64, 1),
         batch: Vec::new(),
         epilogue: Vec::new(),
+        fused: None,
     }
 }

@@ -10,6 +10,8 @@ pub(super) struct Touched {
     pub(super) base: Base,
     pub(super) bytes: Range<u64>,
     pub(super) write: bool,
+    /// Whether it is each of the bytes that a full run has, once.
+    pub(super) dense: bool,
 }
 
 /// What each instruction of a function touches: at least what it does, whatever the run has. The program is validated.
@@ -26,19 +28,34 @@ fn whole(func: &FuncProgram, loc: &Loc) -> Range<u64> {
 }
 
 /// What strides reach from an address, for elements of `size` bytes; dims are (extent, stride).
-fn reach(loc: &Loc, size: usize, dims: impl IntoIterator<Item = (u64, i64)>) -> Range<u64> {
+fn reach(loc: &Loc, size: usize, dims: impl IntoIterator<Item = (u64, i64)>) -> (Range<u64>, bool) {
+    let mut dims: Vec<(u64, i64)> = dims.into_iter().filter(|d| d.0 > 1).collect();
     let (mut low, mut high) = (0i64, 1i64);
-    for (extent, stride) in dims {
-        let last = (extent.max(1) - 1) as i64 * stride;
+    for &(extent, stride) in &dims {
+        let last = (extent - 1) as i64 * stride;
         low += last.min(0);
         high += last.max(0);
     }
+    dims.sort_unstable_by_key(|d| d.1);
+    let mut next = 1;
+    let dense = dims.iter().all(|&(extent, stride)| {
+        let fits = stride == next;
+        next = stride.saturating_mul(extent as i64);
+        fits
+    });
     let at = |elements: i64| loc.offset.saturating_add_signed(elements * size as i64);
-    at(low)..at(high)
+    (at(low)..at(high), dense)
 }
 
 fn of_instr(program: &Program, func: &FuncProgram, kind: &InstrKind) -> Vec<Touched> {
-    let touched = |loc: &Loc, bytes: Range<u64>, write: bool| Touched { base: loc.base, bytes, write };
+    let touched = |loc: &Loc, (bytes, dense): (Range<u64>, bool), write: bool| Touched {
+        base: loc.base,
+        bytes,
+        write,
+        dense,
+    };
+    // Of what is used as needed.
+    let scratch = |loc: &Loc, write| touched(loc, (whole(func, loc), false), write);
     match kind {
         InstrKind::Kernel(launch) => of_launch(program, func, launch),
         InstrKind::Gemm(g) => {
@@ -62,14 +79,15 @@ fn of_instr(program: &Program, func: &FuncProgram, kind: &InstrKind) -> Vec<Touc
                 touched(&x.loc, reach(&x.loc, x.dtype.bytes(), dims), write)
             };
             let reads = call.reads().into_iter().map(|(_, x, extents)| view(x, extents, false));
-            let scratch = call.scratch.iter().map(|loc| touched(loc, whole(func, loc), true));
+            let scratch = call.scratch.iter().map(|loc| scratch(loc, true));
             reads.chain([view(&call.out, call.made(), true)]).chain(scratch).collect()
         }
         InstrKind::TopK(call) => of_views(&call.views()),
         InstrKind::Sample(call) => of_views(&call.views()),
         InstrKind::Collective(c) => {
             let bytes = |loc: &Loc, shape: &[u64]| {
-                loc.offset..loc.offset + shape.iter().product::<u64>() * c.dtype.bytes() as u64
+                let bytes = shape.iter().product::<u64>() * c.dtype.bytes() as u64;
+                (loc.offset..loc.offset + bytes, true)
             };
             vec![
                 touched(&c.src, bytes(&c.src, &c.src_shape), false),
@@ -77,7 +95,7 @@ fn of_instr(program: &Program, func: &FuncProgram, kind: &InstrKind) -> Vec<Touc
             ]
         }
         InstrKind::Rows(r) => [(&r.table, false), (&r.indices, false), (&r.out, true)]
-            .map(|(loc, write)| touched(loc, whole(func, loc), write))
+            .map(|(loc, write)| scratch(loc, write))
             .to_vec(),
     }
 }
@@ -85,8 +103,8 @@ fn of_instr(program: &Program, func: &FuncProgram, kind: &InstrKind) -> Vec<Touc
 fn of_views(views: &[View<'_>]) -> Vec<Touched> {
     let view = |v: &View<'_>| {
         let dims = v.extents.iter().map(|e| e.full).zip(v.strided.strides.iter().copied());
-        let bytes = reach(&v.strided.loc, v.dtype.bytes(), dims);
-        Touched { base: v.strided.loc.base, bytes, write: v.write }
+        let (bytes, dense) = reach(&v.strided.loc, v.dtype.bytes(), dims);
+        Touched { base: v.strided.loc.base, bytes, write: v.write, dense }
     };
     views.iter().map(view).collect()
 }
@@ -96,13 +114,13 @@ fn of_launch(program: &Program, func: &FuncProgram, launch: &Launch) -> Vec<Touc
     let rank = launch.extents.len();
     let access = |(number, loc): (usize, &Loc)| {
         let a = &kernel.accesses[number];
-        let bytes = if is_indexed(kernel, number as u32) {
-            whole(func, loc)
+        let (bytes, dense) = if is_indexed(kernel, number as u32) {
+            (whole(func, loc), false)
         } else {
             let strides = launch.strides[number * rank..(number + 1) * rank].iter().copied();
             reach(loc, a.dtype.bytes(), launch.extents.iter().map(|e| e.full).zip(strides))
         };
-        Touched { base: loc.base, bytes, write: a.write }
+        Touched { base: loc.base, bytes, write: a.write, dense }
     };
     launch.ptrs.iter().enumerate().map(access).collect()
 }
@@ -111,6 +129,32 @@ fn of_launch(program: &Program, func: &FuncProgram, launch: &Launch) -> Vec<Touc
 fn is_indexed(kernel: &Kernel, number: u32) -> bool {
     let loads = |n: &Node| matches!(n, Node::LoadAt { access, .. } if *access == number);
     kernel.nodes.iter().any(loads) || kernel.stores.iter().any(|s| s.access == number && s.at.is_some())
+}
+
+/// Whether nothing reads what instruction `at` has written, its last access, once instruction `at + 1` is done: bytes of the frame, whose
+/// next readers come behind others that write them anew.
+pub(super) fn is_dead_behind(touched: &[Vec<Touched>], at: usize) -> bool {
+    let Some(made) = touched.get(at).and_then(|t| t.last()).filter(|t| t.base == Base::Frame) else {
+        return false;
+    };
+    let mut left = vec![made.bytes.clone()];
+    let meets = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
+    for instr in &touched[at + 1..] {
+        let mut of_frame = instr.iter().filter(|t| t.base == Base::Frame);
+        // The next instruction reads it as its own.
+        let is_next = std::ptr::eq(instr, &touched[at + 1]);
+        if !is_next && of_frame.clone().any(|t| !t.write && left.iter().any(|l| meets(l, &t.bytes))) {
+            return false;
+        }
+        for written in of_frame.by_ref().filter(|t| t.write && t.dense).map(|t| &t.bytes) {
+            let cut = |l: &Range<u64>| [l.start..l.end.min(written.start), l.start.max(written.end)..l.end];
+            left = left.iter().flat_map(cut).filter(|l| !l.is_empty()).collect();
+        }
+        if left.is_empty() {
+            break;
+        }
+    }
+    true
 }
 
 /// Bytes at device addresses.
@@ -134,9 +178,36 @@ mod tests {
     #[test]
     fn strides_of_either_sign_reach_what_they_touch() {
         let loc = Loc { base: Base::Frame, offset: 100 };
-        assert_eq!(reach(&loc, 4, []), 100..104);
-        assert_eq!(reach(&loc, 4, [(3, 10), (2, 1)]), 100..100 + 4 * 22);
-        assert_eq!(reach(&loc, 4, [(3, -5)]), 60..104);
+        assert_eq!(reach(&loc, 4, []), (100..104, true));
+        assert_eq!(reach(&loc, 4, [(3, 10), (2, 1)]), (100..100 + 4 * 22, false));
+        assert_eq!(reach(&loc, 4, [(3, -5)]), (60..104, false));
+        // All of it, once.
+        assert_eq!(reach(&loc, 4, [(2, 1), (1, 9), (3, 2)]), (100..124, true));
+        assert_eq!(reach(&loc, 4, [(2, 1), (3, 0)]), (100..108, false));
+    }
+
+    #[test]
+    fn what_is_written_anew_or_never_read_is_dead() {
+        let touched = |base, bytes, write| Touched { base, bytes, write, dense: true };
+        let frame = |bytes, write| touched(Base::Frame, bytes, write);
+        // A product of 8 bytes and the kernel that reads it.
+        let program = |rest: &[Touched]| {
+            let product = vec![frame(0..8, true)];
+            let kernel = vec![frame(0..8, false), frame(8..16, true)];
+            [&[product, kernel], &rest.iter().map(|t| vec![t.clone()]).collect::<Vec<_>>()[..]].concat()
+        };
+        let dead = |rest: &[Touched]| is_dead_behind(&program(rest), 0);
+        assert!(dead(&[]) && dead(&[frame(8..16, false)]));
+        assert!(!dead(&[frame(7..9, false)]));
+        // Written anew before, all of it or not.
+        assert!(dead(&[frame(0..8, true), frame(0..8, false)]));
+        assert!(dead(&[frame(0..4, true), frame(4..16, true), frame(0..16, false)]));
+        assert!(!dead(&[frame(0..4, true), frame(0..8, false)]));
+        assert!(!dead(&[Touched { dense: false, ..frame(0..8, true) }, frame(0..8, false)]));
+        // A result of the function has readers elsewhere.
+        let mut result = program(&[]);
+        result[0][0].base = Base::Slot(0);
+        assert!(!is_dead_behind(&result, 0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a rank queues for one instruction: launches, copies and collectives, with their addresses.
 
 use pcc_ir::gpu::gemm::GemmKernel;
-use pcc_ir::gpu::{LibraryKernel, Shape};
+use pcc_ir::gpu::{Activation, LibraryKernel, Shape};
 use pcc_ir::kernel::KernelId;
 use pcc_ir::{DType, ReduceKind};
 
@@ -18,7 +18,7 @@ pub(super) enum Work {
     /// Launches one after another.
     Library(Vec<(LibraryKernel, Shape, Vec<u64>)>),
     /// Also a launch, if no library of products takes it.
-    Product(Product),
+    Product(Box<Product>),
     Exchange(Vec<Move>),
 }
 
@@ -38,6 +38,19 @@ pub(super) struct Product {
     pub(super) batch: Vec<[i64; 4]>,
     /// Parameters of the kernel's epilogue, which only our own kernel runs.
     pub(super) epilogue: Vec<u64>,
+    /// The product with the next instruction, if cuBLASLt has that.
+    pub(super) fused: Option<Fused>,
+}
+
+/// `out = f(alpha * a b + add + bias)` in place of a product and the kernel behind it; matrices as in [`Product`].
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Fused {
+    pub(super) activation: Activation,
+    pub(super) dtype: DType,
+    pub(super) out: (u64, i64, i64),
+    /// Address of a row.
+    pub(super) bias: Option<u64>,
+    pub(super) add: Option<(u64, i64, i64)>,
 }
 
 /// A part of a collective.

@@ -23,10 +23,14 @@ pub(crate) const FOLDER: &str = "PCC_TEST_PTX";
 /// Every architecture, as `--target` has it.
 const ARCHS: [&str; 4] = ["sm_80", "sm_90", "sm_90a", "sm_100a"];
 
-/// What runs on tensor cores, by the beginning of its symbol, and the instruction that shows it.
-const TENSOR_CORES: [&str; 4] =
-    ["pcc_gemm_mma_", "pcc_attention_mma_", "pcc_attention_wide_", "pcc_attention_few_"];
-const TENSOR_CORE_INSTRUCTION: &str = "HMMA";
+/// What runs on tensor cores, by the beginning of its symbol, and the instruction that shows it: of warps, and of warpgroups.
+const TENSOR_CORES: [(&str, &str); 5] = [
+    ("pcc_gemm_mma_", "HMMA"),
+    ("pcc_gemm_wgmma_", "HGMMA"),
+    ("pcc_attention_mma_", "HMMA"),
+    ("pcc_attention_wide_", "HMMA"),
+    ("pcc_attention_few_", "HMMA"),
+];
 
 /// `cargo xtask kernels [--arch A]`.
 pub(crate) fn run(project: &Project, steps: &mut Steps, arguments: &[String]) -> Result<()> {
@@ -130,27 +134,33 @@ fn one(tools: &Tools, arch: &str, file: &Path) -> Result<Vec<Kernel>> {
     let said = tools.assemble(arch, file, &cubin)?;
     let ptx = std::fs::read_to_string(file)?;
     let mut kernels = report::read(arch, &said, &ptx).with_context(|| format!("of {}", file.display()))?;
-    if kernels.iter().any(|k| needs_tensor_cores(&k.symbol)) {
+    if kernels.iter().any(|k| tensor_cores(&k.symbol).is_some()) {
         let sass = tools.disassemble(&cubin)?;
-        for kernel in kernels.iter_mut().filter(|k| needs_tensor_cores(&k.symbol)) {
-            kernel.tensor_cores = Some(report::uses(&sass, &kernel.symbol, TENSOR_CORE_INSTRUCTION));
+        for kernel in &mut kernels {
+            let instruction = tensor_cores(&kernel.symbol);
+            kernel.tensor_cores = instruction.map(|i| report::uses(&sass, &kernel.symbol, i));
         }
     }
     Ok(kernels)
 }
 
-fn needs_tensor_cores(symbol: &str) -> bool {
-    TENSOR_CORES.iter().any(|start| symbol.starts_with(start))
+/// The instruction that a kernel has on tensor cores, if it should run there.
+fn tensor_cores(symbol: &str) -> Option<&'static str> {
+    TENSOR_CORES.iter().find(|(start, _)| symbol.starts_with(start)).map(|&(_, instruction)| instruction)
 }
 
-/// Fails on spills and on matrix products that miss the tensor cores.
+/// Fails on spills, on matrix products that miss the tensor cores, and on what ptxas finds slow: that it lets only one product of a warpgroup run at a
+/// time, for instance.
 fn check(kernels: &[Kernel]) -> Result<()> {
     let bad: Vec<String> = kernels
         .iter()
         .filter_map(|k| {
             let why = match k {
                 Kernel { spills: 1.., .. } => format!("spills {} bytes of registers", k.spills),
-                Kernel { tensor_cores: Some(false), .. } => format!("has no {TENSOR_CORE_INSTRUCTION}"),
+                Kernel { tensor_cores: Some(false), .. } => {
+                    format!("has no {}", tensor_cores(&k.symbol).unwrap_or("instruction of tensor cores"))
+                }
+                Kernel { slow: Some(why), .. } => format!("is slow: {why}"),
                 _ => return None,
             };
             Some(format!("{} on {} {why}", k.symbol, k.arch))
@@ -168,6 +178,10 @@ mod tests {
         let kernel = |spills, tensor_cores| Kernel { spills, tensor_cores, ..Kernel::default() };
         assert!(check(&[kernel(0, None), kernel(0, Some(true))]).is_ok());
         assert!(check(&[kernel(4, None)]).unwrap_err().to_string().contains("spills 4 bytes"));
-        assert!(check(&[kernel(0, Some(false))]).unwrap_err().to_string().contains("no HMMA"));
+        let named = |symbol: &str| Kernel { symbol: symbol.into(), ..kernel(0, Some(false)) };
+        assert!(check(&[named("pcc_gemm_mma_1")]).unwrap_err().to_string().contains("no HMMA"));
+        assert!(check(&[named("pcc_gemm_wgmma_1")]).unwrap_err().to_string().contains("no HGMMA"));
+        let slow = Kernel { slow: Some("serialized".into()), ..kernel(0, Some(true)) };
+        assert!(check(&[slow]).unwrap_err().to_string().contains("is slow: serialized"));
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct Kernel {
     pub(super) shared: u32,
     /// Whether it uses tensor cores, where it should.
     pub(super) tensor_cores: Option<bool>,
+    /// What ptxas says makes it slow.
+    pub(super) slow: Option<String>,
 }
 
 /// Reads what `ptxas -v` said of a PTX file's kernels. Threads are in the file as `.maxntid`; the shared memory of launches is in a comment
@@ -45,6 +47,14 @@ pub(super) fn read(arch: &str, said: &str, ptx: &str) -> Result<Vec<Kernel>> {
             } else if part.contains("bytes smem") {
                 kernel.shared += first_number(part).unwrap_or(0);
             }
+        }
+    }
+    for line in said.lines() {
+        let Some((_, why)) = line.split_once("Potential Performance Loss: ") else { continue };
+        let name = why.split("function '").nth(1).and_then(|rest| rest.split('\'').next());
+        match kernels.iter_mut().find(|k| Some(k.symbol.as_str()) == name) {
+            Some(kernel) => kernel.slow = Some(why.to_owned()),
+            None => bail!("ptxas says: {line}"),
         }
     }
     match kernels.iter().find(|k| k.registers == 0) {
@@ -138,6 +148,16 @@ ptxas info    : Used 12 registers, used 0 barriers
             kernels.iter().map(|k| (&*k.symbol, k.threads, k.registers, k.spills, k.shared)).collect();
         assert_eq!(figures, [("pcc_a", 512, 40, 16, 256), ("pcc_b", 256, 12, 0, 1024)]);
         assert!(summary(&kernels).contains("2 kernels assemble, 1 spill, at most 40 registers"));
+    }
+
+    #[test]
+    fn what_ptxas_finds_slow_is_read() {
+        let loss = "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma \
+                    instructions reading accumulator registers of  a wgmma between start and end of the pipeline stage in the function ";
+        let kernels = read("sm_90", &format!("{loss}'pcc_b' in line 0\n{SAID}"), PTX).unwrap();
+        assert_eq!(kernels[0].slow, None);
+        assert!(kernels[1].slow.as_ref().unwrap().starts_with("wgmma.mma_async instructions are serialized"));
+        assert!(read("sm_90", &format!("{loss}'pcc_c' in line 0\n{SAID}"), PTX).is_err());
     }
 
     #[test]

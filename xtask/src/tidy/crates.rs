@@ -3,7 +3,7 @@
 use super::tree::{Finding, Tree};
 
 /// Who may know whom; the folder of each crate, `.` being the `pcc` binary. The table of ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     (".", &["pcc-ir", "pcc-frontend", "pcc-passes", "pcc-runtime"]),
     ("ir", &[]),
     ("frontend", &["pcc-ir"]),
@@ -11,9 +11,10 @@ const ARROWS: [(&str, &[&str]); 11] = [
     // The simulator runs generated kernels in tests.
     ("codegen", &["pcc-ir", "pcc-cuda-sim"]),
     ("cuda-sim", &[]),
-    // Its tests load both stand-ins.
-    ("cuda-sim/driver", &["pcc-cuda-sim", "pcc-sim-nccl"]),
+    // Its tests load the stand-ins, and cargo builds them for that.
+    ("cuda-sim/driver", &["pcc-cuda-sim", "pcc-sim-nccl", "pcc-sim-blaslt"]),
     ("cuda-sim/nccl", &[]),
+    ("cuda-sim/blaslt", &[]),
     ("runtime", &["pcc-ir"]),
     ("xtask", &[]),
     ("fuzz", &["pcc-ir", "pcc-frontend", "pcc-passes", "pcc-runtime"]),

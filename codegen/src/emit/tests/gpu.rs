@@ -32,7 +32,8 @@ pub(crate) fn ptx(kernels: &[Kernel], library: &[LibraryKernel], arch: Arch) -> 
 pub(crate) fn keep(kernels: &[Kernel], library: &[LibraryKernel]) {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     for arch in Arch::ALL {
-        let text = ptx(kernels, library, arch);
+        let library: Vec<_> = library.iter().filter(|k| k.exists_for(arch)).copied().collect();
+        let text = ptx(kernels, &library, arch);
         let digest: String = Sha256::digest(&text)[..8].iter().map(|b| format!("{b:02x}")).collect();
         let folder = Path::new(&folder).join(arch.name());
         std::fs::create_dir_all(&folder).unwrap();

@@ -8,3 +8,4 @@ mod mutants;
 mod random;
 mod rows;
 pub(crate) mod simulate;
+mod vectors;

@@ -13,7 +13,7 @@ use pcc_ir::ops::BinaryKind;
 use pcc_ir::types::{DType, ReduceKind};
 
 /// Texts and what takes their place, one occurrence at a time.
-const CHANGES: [(&str, &str); 21] = [
+const CHANGES: [(&str, &str); 23] = [
     ("bar.sync \t0;", ""),
     ("setp.ge.s64", "setp.gt.s64"),
     ("setp.le.s64", "setp.lt.s64"),
@@ -33,7 +33,9 @@ const CHANGES: [(&str, &str); 21] = [
     (" 0fFF800000;", " 0f00000000;"),
     (", 1;", ", 2;"),
     (", 2;", ", 3;"),
+    (", 3;", ", 2;"),
     (", 4;", ", 3;"),
+    (", 15;", ", 7;"),
     ("], {", "+16], {"),
 ];
 
@@ -61,6 +63,8 @@ const ONE_BY_ONE: &str = "the last whole groups are done one by one or element b
 const TWO_TURNS: &str =
     "a loop of two turns whose end lies four elements behind the second: it is never met exactly";
 const FEW_WARPS: &str = "a block has 16 warps at most: lanes 16 to 31 hold what changes nothing, and a maximum may be taken twice";
+const MORE_GROUPS: &str = "twice as many groups a row: those behind its end have no element";
+const SAME_ROWS: &str = "rows of what is read and of what is written are aligned alike";
 const ALL_EQUAL: &str = "all lanes have the same value after the shuffles, but for the sign of zero";
 
 /// Checks that every mutant is noticed but those listed: what is changed, which occurrence, and why it changes nothing.
@@ -125,7 +129,7 @@ fn gather() -> Vec<Case> {
         strides: [1, 0, 3 * n, 1, n, 1].map(|s| s as i64).to_vec(),
         scalars: vec![n as i64, 3],
     };
-    [3, 8, 129].into_iter().map(case).collect()
+    [3, 16, 20, 129].into_iter().map(case).collect()
 }
 
 /// Rows stored in tables, one a row, at indices of which some are out of range.
@@ -145,7 +149,7 @@ fn scatter() -> Vec<Case> {
         strides: [1, 0, n, 1, 3 * n, 1].map(|s| s as i64).to_vec(),
         scalars: vec![n as i64, 3],
     };
-    [3, 8, 129].into_iter().map(case).collect()
+    [3, 8, 18, 129].into_iter().map(case).collect()
 }
 
 #[test]
@@ -169,6 +173,7 @@ fn broken_reductions_in_two_passes_are_noticed() {
             (", 0, 31, -1;", 0, ALL_EQUAL),
             (", 0, 31, -1;", 1, ALL_EQUAL),
             (", 0, 31, -1;", 2, ALL_EQUAL),
+            (", 15;", 1, SAME_ROWS),
         ],
     );
 }
@@ -189,7 +194,7 @@ fn broken_reductions_in_one_pass_are_noticed() {
 
 #[test]
 fn broken_gathers_are_noticed() {
-    check(&gather(), &[("setp.le.s64", 0, ONE_BY_ONE)]);
+    check(&gather(), &[("setp.le.s64", 0, ONE_BY_ONE), (", 3;", 0, MORE_GROUPS)]);
 }
 
 #[test]

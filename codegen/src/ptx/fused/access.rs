@@ -3,7 +3,7 @@
 use super::row::Row;
 use super::{Fused, IP, IntValue, Op, PointerValue, V};
 use inkwell::types::BasicTypeEnum;
-use pcc_ir::gpu::fused::VECTOR;
+use pcc_ir::gpu::fused::VECTOR_BYTES;
 use pcc_ir::kernel::{AccessId, Lane, NodeId};
 use pcc_ir::types::DType;
 
@@ -30,9 +30,14 @@ impl<'c> Fused<'_, 'c> {
         self.dtype(access).bytes() as u32
     }
 
-    /// Bytes of a vector access, of which a group of 8-byte elements takes two.
+    /// Bytes of a vector access, of which a group may take several.
     pub(super) fn vector_bytes(&self, access: AccessId) -> u32 {
-        (self.bytes(access) * VECTOR as u32).min(16)
+        (self.bytes(access) * self.vector).min(VECTOR_BYTES as u32)
+    }
+
+    /// Elements of a vector access.
+    fn vector_count(&self, access: AccessId) -> u32 {
+        self.vector_bytes(access) / self.bytes(access)
     }
 
     /// Whether `0 <= index < scalars[limit]`, and the index's offset in elements.
@@ -176,32 +181,50 @@ impl<'c> Fused<'_, 'c> {
     ) -> Vec<V<'c>> {
         let (ir, dtype) = (self.ir, self.dtype(access));
         let base = site.map_or(row.ptrs[access as usize], |s| s.ptr);
-        let zeros = vec![ir.zero(self.memory(access)); VECTOR as usize];
+        let zeros = vec![ir.zero(self.memory(access)); self.vector as usize];
         let raw = self.or_zero(site.map(|s| s.valid), &zeros, || {
             let ptr = ir.offset(self.memory(access), base, at);
-            match self.bytes(access) {
-                1 => self.load_bytes(ptr),
-                8 => [0, 2].iter().flat_map(|&i| self.load_vector(access, ptr, i, 2)).collect(),
-                _ => self.load_vector(access, ptr, 0, VECTOR as u32),
+            if self.bytes(access) == 1 {
+                return self.load_bytes(ptr);
             }
+            let count = self.vector_count(access);
+            let firsts = (0..self.vector).step_by(count as usize);
+            firsts.flat_map(|first| self.load_vector(access, ptr, first, count)).collect()
         });
         raw.into_iter().map(|v| ir.widen(dtype, v)).collect()
     }
 
     /// `count` elements from the `first` on of an address.
-    fn load_vector(&self, access: AccessId, ptr: PointerValue<'c>, first: i64, count: u32) -> Vec<V<'c>> {
+    fn load_vector(&self, access: AccessId, ptr: PointerValue<'c>, first: u32, count: u32) -> Vec<V<'c>> {
         let (ir, ty) = (self.ir, self.memory(access));
-        let ptr = ir.offset(ty, ptr, ir.long(first));
+        let ptr = ir.offset(ty, ptr, ir.long(first.into()));
         let vector = ir.load(ir.vector(ty, count), ptr, count * self.bytes(access));
         (0..count).map(|i| ir.lanes(vector, i, 1)).collect()
     }
 
-    /// Four bytes, as one word.
+    /// A group of bytes, as words.
     fn load_bytes(&self, ptr: PointerValue<'c>) -> Vec<V<'c>> {
+        let (ir, words) = (self.ir, self.vector / 4);
+        let word = ir.int(32, 0);
+        let words = match words {
+            1 => vec![ir.load(word, ptr, 4)],
+            _ => {
+                let vector = ir.load(ir.vector(word, words), ptr, self.vector);
+                (0..words).map(|i| ir.lanes(vector, i, 1)).collect()
+            }
+        };
+        let byte = |word, i: i32| ir.cast(Op::Trunc, ir.bin(Op::LShr, word, ir.ci(0, 8 * i)), ir.int(8, 0));
+        words.into_iter().flat_map(|word| (0..4).map(move |i| byte(word, i))).collect()
+    }
+
+    /// Four bytes as a word.
+    fn word(&self, bytes: &[V<'c>]) -> V<'c> {
         let ir = self.ir;
-        let word = ir.load(ir.int(32, 0), ptr, 4);
-        let byte = |i: i32| ir.cast(Op::Trunc, ir.bin(Op::LShr, word, ir.ci(0, 8 * i)), ir.int(8, 0));
-        (0..VECTOR as i32).map(byte).collect()
+        let part = |(i, &v): (usize, &V<'c>)| {
+            ir.bin(Op::Shl, ir.cast(Op::ZExt, v, ir.int(32, 0)), ir.ci(0, 8 * i as i32))
+        };
+        let word = bytes.iter().enumerate().map(part).reduce(|a, b| ir.bin(Op::Or, a, b));
+        word.unwrap_or(ir.ci(0, 0))
     }
 
     /// Stores the group from `at` on of a `Unit` access, by vector stores.
@@ -212,21 +235,15 @@ impl<'c> Fused<'_, 'c> {
         let narrow: Vec<V> = values.iter().map(|&v| ir.narrow(self.dtype(access), v)).collect();
         let put = || {
             let ptr = ir.offset(self.memory(access), base, at);
-            match self.bytes(access) {
-                1 => {
-                    let word = |(i, &v): (usize, &V<'c>)| {
-                        ir.bin(Op::Shl, ir.cast(Op::ZExt, v, ir.int(32, 0)), ir.ci(0, 8 * i as i32))
-                    };
-                    let word = narrow.iter().enumerate().map(word).reduce(|a, b| ir.bin(Op::Or, a, b));
-                    ir.store(word.unwrap_or(ir.ci(0, 0)), ptr, 4);
-                }
-                bytes => {
-                    let count = (16 / bytes as usize).min(VECTOR as usize);
-                    for (i, part) in narrow.chunks(count).enumerate() {
-                        let ptr = ir.offset(self.memory(access), ptr, ir.long((i * count) as i64));
-                        ir.store(ir.gather(part), ptr, count as u32 * bytes);
-                    }
-                }
+            if self.bytes(access) == 1 {
+                let words: Vec<V> = narrow.chunks(4).map(|bytes| self.word(bytes)).collect();
+                let value = if let [word] = words[..] { word } else { ir.gather(&words) };
+                return ir.store(value, ptr, self.vector);
+            }
+            let count = self.vector_count(access);
+            for (i, part) in (0..).zip(narrow.chunks(count as usize)) {
+                let ptr = ir.offset(self.memory(access), ptr, ir.long(i * i64::from(count)));
+                ir.store(ir.gather(part), ptr, self.vector_bytes(access));
             }
         };
         match row.store_sites[store] {

@@ -5,7 +5,6 @@
 
 use super::{Fused, IntValue, Special};
 use crate::emit::order::live;
-use pcc_ir::gpu::fused::VECTOR;
 use pcc_ir::kernel::Node;
 
 /// What a thread takes at a time.
@@ -52,8 +51,8 @@ impl<'c> Fused<'_, 'c> {
     /// Groups of a row.
     fn groups(&self) -> IntValue<'c> {
         let ir = self.ir;
-        let up = ir.add(self.lanes(), ir.long(VECTOR as i64 - 1));
-        ir.as_int(ir.bin(super::Op::LShr, up.into(), ir.long(VECTOR.trailing_zeros().into()).into()))
+        let up = ir.add(self.lanes(), ir.long(i64::from(self.vector) - 1));
+        ir.as_int(ir.bin(super::Op::LShr, up.into(), ir.long(self.vector.trailing_zeros().into()).into()))
     }
 
     fn one_group(&self, number: IntValue<'c>, groups: IntValue<'c>, (once, each): (&[usize], &[usize])) {
@@ -65,7 +64,7 @@ impl<'c> Fused<'_, 'c> {
                 (row, ir.sub(number, ir.mul(row, groups)))
             }
         };
-        let at = ir.mul(group, ir.long(VECTOR as i64));
+        let at = ir.mul(group, ir.long(self.vector.into()));
         let mut row = self.row(self.row_index(row));
         let pass = self.pass(&mut row, &[], each);
         let aligned = self.aligned(&row, &pass);
@@ -83,7 +82,7 @@ impl<'c> Fused<'_, 'c> {
         if !each.is_empty() {
             let pass = self.pass(&mut row, &[], each);
             let aligned = self.aligned(&row, &pass);
-            self.entry.count(ir.long(0), self.lanes(), ir.long(VECTOR as i64), &[], |at, _| {
+            self.entry.count(ir.long(0), self.lanes(), ir.long(self.vector.into()), &[], |at, _| {
                 self.group(&row, &pass, aligned, at, &[], &|_, _| vec![])
             });
         }

@@ -2,7 +2,6 @@
 
 use super::row::{Pass, Row};
 use super::{Fused, IntValue, Op, V};
-use pcc_ir::gpu::fused::VECTOR;
 use pcc_ir::kernel::{Lane, Node, NodeId};
 
 /// What becomes of the values of an element: the loop's values before and after.
@@ -21,7 +20,7 @@ impl<'c> Fused<'_, 'c> {
         fold: Fold<'_, 'c>,
     ) -> Vec<V<'c>> {
         let ir = self.ir;
-        let end = ir.add(at, ir.long(VECTOR as i64));
+        let end = ir.add(at, ir.long(self.vector.into()));
         let whole = ir.icmp(super::IP::SLE, end.into(), self.lanes().into());
         let vector = || self.whole_groups(row, pass, &[at], state, fold);
         let single = || {
@@ -78,7 +77,7 @@ impl<'c> Fused<'_, 'c> {
     ) -> Vec<V<'c>> {
         let ir = self.ir;
         let second = ir.add(at, step);
-        let end = ir.add(second, ir.long(VECTOR as i64));
+        let end = ir.add(second, ir.long(self.vector.into()));
         let whole = ir.icmp(super::IP::SLE, end.into(), self.lanes().into());
         let together = || self.whole_groups(row, pass, &[at, second], state, fold);
         let apart = || {
@@ -98,8 +97,10 @@ impl<'c> Fused<'_, 'c> {
         fold: Fold<'_, 'c>,
     ) -> Vec<V<'c>> {
         let ir = self.ir;
-        let places: Vec<IntValue> =
-            groups.iter().flat_map(|&at| (0..VECTOR as i64).map(move |i| ir.add(at, ir.long(i)))).collect();
+        let places: Vec<IntValue> = groups
+            .iter()
+            .flat_map(|&at| (0..self.vector).map(move |i| ir.add(at, ir.long(i.into()))))
+            .collect();
         let mut values = vec![row.values.clone(); places.len()];
         for &node in &pass.nodes {
             let site = row.load_sites[node as usize];
@@ -123,7 +124,7 @@ impl<'c> Fused<'_, 'c> {
             let access = self.kernel.stores[store].access;
             if self.lane(access) == Lane::Unit && self.store_base(row, store).is_some() {
                 let node = self.kernel.stores[store].node as usize;
-                for (values, &at) in values.chunks(VECTOR as usize).zip(groups) {
+                for (values, &at) in values.chunks(self.vector as usize).zip(groups) {
                     let group: Vec<V> = values.iter().map(|v| v[node].unwrap_or(ir.cf(0, 0.0))).collect();
                     self.store_group(row, store, &group, at);
                 }

@@ -1,6 +1,6 @@
 //! Fused kernels, for the launches that [`pcc_ir::gpu::fused`] describes.
 //!
-//! A thread works on *groups* of [`VECTOR`] adjacent elements of a row: as one vector access per buffer where the whole group exists and the row's
+//! A thread works on *groups* of [`fused::vector`] adjacent elements of a row: by vector accesses where the whole group exists and the row's
 //! addresses are aligned, else element by element. Per-row values are worked out by every thread of the row.
 
 mod access;
@@ -69,6 +69,8 @@ struct Fused<'a, 'c> {
     /// By access and dim, in elements.
     strides: Vec<Vec<IntValue<'c>>>,
     scalars: Vec<IntValue<'c>>,
+    /// Elements of a group.
+    vector: u32,
 }
 
 impl<'a, 'c> Fused<'a, 'c> {
@@ -91,6 +93,7 @@ impl<'a, 'c> Fused<'a, 'c> {
             extents: (0..rank).map(|d| entry.param(accesses + d)).collect(),
             strides: (0..accesses).map(|a| (0..rank).map(|d| stride(a, d)).collect()).collect(),
             scalars: (0..kernel.scalars as usize).map(|s| entry.param(scalars + s)).collect(),
+            vector: fused::vector(kernel) as u32,
         }
     }
 

@@ -10,7 +10,7 @@ use super::row::Row;
 use super::{Fused, IP, IntValue, Op, PointerValue, Special, V};
 use crate::emit::cost;
 use crate::emit::order::{live, reductions};
-use pcc_ir::gpu::{WARP, fused::VECTOR};
+use pcc_ir::gpu::WARP;
 use pcc_ir::kernel::{Node, NodeId};
 use pcc_ir::types::ReduceKind;
 
@@ -58,7 +58,7 @@ impl<'c> Fused<'_, 'c> {
         fold: super::group::Fold<'_, 'c>,
     ) -> Vec<V<'c>> {
         let ir = self.ir;
-        let vector = ir.long(VECTOR as i64);
+        let vector = ir.long(self.vector.into());
         let first = ir.mul(self.entry.place(Special::Thread), vector);
         let step = ir.mul(self.entry.place(Special::Threads), vector);
         let aligned = self.aligned(row, pass);

@@ -2,7 +2,7 @@
 
 use super::epilogue::Follows;
 use super::value::{Code, Num};
-use super::{gemm_few, gemm_mma, gemm_simt};
+use super::{gemm_few, gemm_mma, gemm_simt, gemm_wgmma};
 use crate::ptx::entry::Special;
 use pcc_ir::gpu::gemm::{BATCH, GemmKernel, GemmPath};
 use pcc_ir::types::DType;
@@ -16,6 +16,7 @@ pub(super) fn emit(code: Code<'_, '_>, kernel: &GemmKernel, follows: Option<Foll
     match kernel.path {
         GemmPath::Simt => gemm_simt::emit(&product),
         GemmPath::Mma => gemm_mma::emit(&product),
+        GemmPath::Wgmma => gemm_wgmma::emit(&product),
         GemmPath::Few => gemm_few::emit(&product),
     }
 }
@@ -120,7 +121,7 @@ impl<'e, 'c, 'k> Product<'e, 'c, 'k> {
         let code = self.code;
         let [x, y, across, down] =
             [Special::BlockX, Special::BlockY, Special::BlocksX, Special::BlocksY].map(|s| code.special(s));
-        if self.kernel.path != GemmPath::Mma {
+        if !matches!(self.kernel.path, GemmPath::Mma | GemmPath::Wgmma) {
             return [x, y];
         }
         let inside = y & (TOGETHER - 1);

@@ -55,7 +55,7 @@ struct Source<'e, 'c> {
 }
 
 /// Bytes of a chunk that are there, of elements that begin at it.
-fn there<'e, 'c>(elements: Num<'e, 'c>) -> Num<'e, 'c> {
+pub(super) fn there<'e, 'c>(elements: Num<'e, 'c>) -> Num<'e, 'c> {
     (elements * 2u32).max(0i64).min(i64::from(CHUNK))
 }
 

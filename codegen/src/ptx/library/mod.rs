@@ -13,11 +13,13 @@ mod gemm;
 mod gemm_few;
 mod gemm_mma;
 mod gemm_simt;
+mod gemm_wgmma;
 mod sample;
 mod selection;
 mod tile;
 mod top_k;
 mod value;
+mod wgmma;
 
 #[cfg(test)]
 mod tests;
@@ -55,7 +57,7 @@ pub(crate) fn module<'c>(
             match gemm.path {
                 GemmPath::Mma => entry.resident(2),
                 GemmPath::Few if gemm.few_rows() <= 2 && gemm.a != DType::F64 => entry.resident(2),
-                GemmPath::Few | GemmPath::Simt => {}
+                GemmPath::Few | GemmPath::Simt | GemmPath::Wgmma => {}
             }
             gemm::emit(Code { entry: &entry }, &gemm, follows);
             entry.end();

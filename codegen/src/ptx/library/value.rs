@@ -475,9 +475,14 @@ impl<'e, 'c> Code<'e, 'c> {
         self.of(self.entry.special(which))
     }
 
-    /// The launch's shared memory.
+    /// The launch's shared memory, aligned to 16 bytes.
     pub fn shared(self) -> Num<'e, 'c> {
-        self.of(self.entry.shared_dynamic())
+        self.shared_aligned(16)
+    }
+
+    /// Likewise, to so many bytes.
+    pub fn shared_aligned(self, align: u32) -> Num<'e, 'c> {
+        self.of(self.entry.shared_dynamic(align))
     }
 
     pub fn barrier(self) {

@@ -11,6 +11,7 @@ mod memory;
 mod module;
 mod occupancy;
 mod pool;
+mod product;
 mod stream;
 
 use crate::code::Code;

@@ -8,8 +8,10 @@ mod logic;
 mod memory;
 mod modifiers;
 mod names;
+mod wgmma;
 
 use super::code::{Address, Code, Data, Instruction, Op, Slot};
+use super::slots;
 use super::syntax::{self, Entry, Kind, Operand};
 use super::types::Type;
 use crate::Fault;
@@ -21,16 +23,23 @@ use std::sync::Arc;
 /// What decoding of one instruction says: an error has no place yet.
 type Decoded<T> = Result<T, String>;
 
-/// Makes a kernel's code. `text` is the whole PTX text, for messages.
+/// Makes a kernel's code. `text` is the whole PTX text, for messages, and what its `.target` says.
 pub(crate) fn kernel(
     entry: &Entry,
     variables: &[syntax::Variable],
     data: &Arc<Vec<Data>>,
-    text: &Arc<str>,
+    (text, target): (&Arc<str>, &str),
 ) -> Result<Code, Fault> {
     let names = Names::new(entry, variables, data)?;
-    let mut decoder =
-        Decoder { names, instructions: Vec::new(), line: 0, guard: None, shared_grain: 16, global_grain: 16 };
+    let mut decoder = Decoder {
+        names,
+        target,
+        instructions: Vec::new(),
+        line: 0,
+        guard: None,
+        shared_grain: 16,
+        global_grain: 16,
+    };
     for statement in &entry.body {
         decoder.line = statement.line;
         let place = || format!("line {}", statement.line);
@@ -61,6 +70,8 @@ fn line_of(text: &str, line: u32) -> &str {
 
 struct Decoder<'a> {
     names: Names<'a>,
+    /// The architecture.
+    target: &'a str,
     instructions: Vec<Instruction>,
     line: u32,
     guard: Option<(Slot, bool)>,
@@ -84,6 +95,7 @@ impl Decoder<'_> {
             || self.logic(&name, &mut modifiers, operands)?
             || self.convert(&name, &mut modifiers, operands)?
             || self.memory(&name, &mut modifiers, operands)?
+            || self.wgmma(&name, &mut modifiers, operands)?
             || self.control(&name, &mut modifiers, operands)?;
         if !known {
             return Err(format!("unknown opcode {name}"));
@@ -96,7 +108,13 @@ impl Decoder<'_> {
     }
 
     fn push(&mut self, op: Op) {
-        self.instructions.push(Instruction { op, guard: self.guard, line: self.line, counts: 1 });
+        self.instructions.push(Instruction {
+            op,
+            guard: self.guard,
+            line: self.line,
+            counts: 1,
+            names_sums: false,
+        });
     }
 
     /// The operands, if there are so many.
@@ -137,6 +155,7 @@ impl Decoder<'_> {
 
     fn finish(mut self, text: &Arc<str>) -> Result<Code, Fault> {
         self.names.bind(&mut self.instructions)?;
+        slots::mark_sums(&mut self.instructions);
         Ok(self.names.code(self.instructions, text.clone(), self.shared_grain, self.global_grain))
     }
 }

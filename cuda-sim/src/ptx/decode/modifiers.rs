@@ -17,6 +17,13 @@ impl Modifiers {
         self.words.get(self.at).map_or("", |w| w)
     }
 
+    /// The next word, if there is one with this beginning.
+    pub(super) fn beginning(&mut self, start: &str) -> Option<String> {
+        let found = self.words.get(self.at).filter(|w| w.starts_with(start)).cloned();
+        self.at += usize::from(found.is_some());
+        found
+    }
+
     /// Whether this word is next.
     pub(super) fn take(&mut self, word: &str) -> bool {
         let found = self.peek() == word;

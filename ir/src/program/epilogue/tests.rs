@@ -1,6 +1,7 @@
 //! Which kernels may run with a product.
 
 use super::*;
+use crate::extent::{Clip, Part};
 use crate::kernel::{Access, Lane, Store};
 use crate::ops::UnaryKind;
 use crate::program::{Instr, PackedMatrix};
@@ -70,7 +71,8 @@ fn fits(change: impl FnOnce(&mut Gemm, &mut Launch, &mut Kernel, &mut FuncProgra
     kernels.push(kernel);
     assert!(!func.has_epilogue(1, &kernels) && !func.has_epilogue(9, &kernels));
     let fits = func.has_epilogue(0, &kernels);
-    assert_eq!(func.reads_of_result(1, &kernels), None);
+    let launch = func.epilogue_launch(0, &kernels);
+    assert_eq!(fits, launch.is_some_and(|l| InstrKind::Kernel(l) == func.instrs[1].kind));
     // What one device runs for its team and what each runs are apart.
     func.instrs[1].once = true;
     assert!(!func.has_epilogue(0, &kernels));
@@ -102,12 +104,43 @@ fn elementwise_kernels_over_the_result_fit() {
 fn reads(change: impl FnOnce(&mut Gemm, &mut Launch)) -> Vec<bool> {
     let (mut gemm, (mut launch, kernel)) = (gemm(), launch());
     change(&mut gemm, &mut launch);
-    let instr = |kind| Instr { kind, note: 0, once: false };
-    let instrs = vec![instr(InstrKind::Gemm(gemm)), instr(InstrKind::Kernel(launch))];
-    let func = FuncProgram { args: 2, results: 1, instrs, ..FuncProgram::default() };
-    let mut kernels = PrimaryMap::new();
-    kernels.push(kernel);
-    func.reads_of_result(0, &kernels).unwrap()
+    reads_of_result(&gemm, &launch, &kernel).unwrap()
+}
+
+/// Rows and columns as one dim.
+#[test]
+fn merged_loops_are_taken_apart() {
+    let clip = |global, inner| Some(Box::new(Clip { part: Part::Seq, global, axes: vec![], inner }));
+    let apart = |change: &dyn Fn(&mut Gemm, &mut Launch, &mut Kernel)| {
+        let (mut gemm, (mut launch, mut kernel)) = (gemm(), launch());
+        (launch.extents, launch.strides) = (vec![Extent::full((M * N) as u64)], vec![1, 1, 1]);
+        kernel.rank = 1;
+        change(&mut gemm, &mut launch, &mut kernel);
+        let instr = |kind| Instr { kind, note: 0, once: false };
+        let instrs = vec![instr(InstrKind::Gemm(gemm)), instr(InstrKind::Kernel(launch))];
+        let func = FuncProgram { args: 2, results: 1, instrs, ..FuncProgram::default() };
+        let mut kernels = PrimaryMap::new();
+        kernels.push(kernel);
+        assert!(!func.has_epilogue(0, &kernels), "on a CPU such a kernel runs by itself");
+        func.epilogue_launch(0, &kernels).map(|l| (l.extents, l.strides))
+    };
+    let (m, n) = (Extent::full(M as u64), Extent::full(N as u64));
+    assert_eq!(apart(&|_, _, _| ()), Some((vec![m, n.clone()], vec![N, 1, N, 1, N, 1])));
+    // As much of the one dim is there as of the rows.
+    let clipped = |inner| Extent { full: M as u64, clip: clip(M as u64 / 2, inner) };
+    let with = |inner: u64| {
+        apart(&move |g, l, _| {
+            g.m = clipped(2);
+            l.extents[0].clip = clip(M as u64 / 2, inner);
+        })
+    };
+    assert_eq!(with(2 * N as u64), Some((vec![clipped(2), n], vec![N, 1, N, 1, N, 1])));
+    assert_eq!(with(2), None);
+    assert_eq!(apart(&|g, _, _| g.n.clip = clip(3, 2)), None);
+    assert_eq!(apart(&|_, l, _| l.extents[0].full -= 1), None);
+    // A result with space between its rows is not one dim.
+    assert_eq!(apart(&|g, _, _| g.c.row = N + 1), None);
+    assert_eq!(apart(&|_, _, k| k.rank = 2), None);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::super::peers::{Circle, Meeting, Offer, Seat, gather};
 use super::super::plan::Call;
 use super::super::ranges::{self, Span};
 use super::super::room::{MESSAGES, Message};
-use super::super::work::{Among, Move, Work};
+use super::super::work::{Among, Move, Product, Work};
 use super::{Rank, Run, SYNC_VARIABLE};
 use cranelift_entity::EntityRef;
 use pcc_ir::Sizes;
@@ -133,21 +133,7 @@ impl Rank<'_> {
                         self.library_launch(&self.compute, kernel, shape, params, &doing)?;
                     }
                 }
-                Work::Product(product) => {
-                    let taken = match &mut self.blas {
-                        Some(blas) => blas.product(product, &self.compute),
-                        None => Ok(false),
-                    };
-                    if !taken.map_err(|why| self.station.broken(&why, &doing()))? {
-                        if product.kernel.epilogue.is_some() {
-                            let spans = call.spans(at + 1);
-                            self.meet(|pending| ranges::meet(pending, &spans))
-                                .map_err(|e| self.station.failed(&e, &doing()))?;
-                            done = true;
-                        }
-                        self.launch(&LibraryKernel::Gemm(product.kernel), &product.launches(), &doing)?;
-                    }
-                }
+                Work::Product(product) => done = self.product(call, at, product, &doing)?,
                 Work::Exchange(moves) => {
                     let InstrKind::Collective(_) = instr.kind else { continue };
                     let number = call.plan.groups.find(call.index, at, self.station.position()).0;
@@ -159,6 +145,39 @@ impl Rank<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Queues the product that is instruction `at`. Whether the next instruction is done with it.
+    fn product(
+        &mut self,
+        call: &Call<'_>,
+        at: usize,
+        product: &Product,
+        doing: &dyn Fn() -> String,
+    ) -> Result<bool, Stopped> {
+        let station = self.station;
+        let failed = |e: Failure| station.failed(&e, &doing());
+        let refused = |why: String| station.broken(&why, &doing());
+        if let (Some(fused), Some(_)) = (&product.fused, &self.blas) {
+            let spans = call.spans(at + 1);
+            self.meet(|pending| ranges::meet(pending, &spans)).map_err(failed)?;
+            let blas = self.blas.as_mut();
+            let taken = blas.map(|blas| blas.fused(product, fused, &self.compute)).transpose();
+            if taken.map_err(refused)? == Some(true) {
+                return Ok(true);
+            }
+        }
+        let taken = self.blas.as_mut().map(|blas| blas.product(product, &self.compute)).transpose();
+        if taken.map_err(refused)? == Some(true) {
+            return Ok(false);
+        }
+        let inside = product.kernel.epilogue.is_some();
+        if inside {
+            let spans = call.spans(at + 1);
+            self.meet(|pending| ranges::meet(pending, &spans)).map_err(failed)?;
+        }
+        self.launch(&LibraryKernel::Gemm(product.kernel), &product.launches(), doing)?;
+        Ok(inside)
     }
 
     fn launch(

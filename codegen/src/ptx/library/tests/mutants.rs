@@ -42,7 +42,11 @@ fn product(
     (a_by_k, b_by_k): (bool, bool),
     shapes: &[(u64, u64, u64)],
 ) -> Subject {
-    let rows = if path == GemmPath::Few { 2 } else { 64 };
+    let rows = match path {
+        GemmPath::Few => 2,
+        GemmPath::Wgmma => 128,
+        GemmPath::Mma | GemmPath::Simt => 64,
+    };
     let kernel = GemmKernel { path, a: DType::BF16, b: DType::BF16, c, rows, a_by_k, b_by_k, epilogue: None };
     let case = |&(m, n, k): &(u64, u64, u64)| {
         let shape = kernel.shape(m, n, 1);
@@ -74,12 +78,16 @@ fn attention(name: &'static str, path: AttentionPath, split: bool) -> Subject {
     Subject { name, kernel: LibraryKernel::Attention(kernel), products: vec![], attentions }
 }
 
-fn subjects() -> [Subject; 11] {
+fn subjects() -> [Subject; 13] {
     let shapes = [(70, 104, 200), (104, 70, 180)];
     let few = [(3, 20, 1100), (1, 3, 531)];
+    // More turns than stages.
+    let wide = [(136, 264, 330)];
     [
         product("mma, by k", GemmPath::Mma, DType::F32, (true, true), &shapes),
         product("mma, not by k", GemmPath::Mma, DType::BF16, (false, false), &shapes),
+        product("wgmma, by k", GemmPath::Wgmma, DType::F32, (true, true), &wide),
+        product("wgmma, not by k", GemmPath::Wgmma, DType::BF16, (false, false), &wide),
         product("simt", GemmPath::Simt, DType::F32, (true, false), &[(70, 104, 40), (104, 70, 33)]),
         product("few, by k", GemmPath::Few, DType::F32, (true, true), &few),
         product("few, not by k", GemmPath::Few, DType::F32, (false, false), &few),
@@ -152,10 +160,62 @@ const RANGE: Change = Replace("shl.b64", "shr.u64");
 /// What is not there is read.
 const NO_SUM: Change = Replace("setp.neu.f32", "setp.leu.f32");
 
+const NO_WAIT_COPY: Change = Replace("cp.async.wait_group \t1;", "");
+const WAIT_COPY_2: Change = Replace("cp.async.wait_group \t1;", "cp.async.wait_group \t2;");
+const NO_PROXY_FENCE: Change = Replace("fence.proxy.async.shared::cta;", "");
+const FENCE: Change = Replace("wgmma.fence.sync.aligned;", "");
+const GROUP: Change = Replace("wgmma.commit_group.sync.aligned;", "");
+const NO_WAIT_PRODUCT: Change = Replace("wgmma.wait_group.sync.aligned 1;", "");
+const WAIT_PRODUCT_2: Change =
+    Replace("wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;");
+const NO_LAST_WAIT: Change = Replace("wgmma.wait_group.sync.aligned 0;", "");
+const LAST_WAIT_1: Change = Replace("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;");
+const STAGE: Change = Replace(", 49152;", ", 32768;");
+const START: Change = Replace(", 4, 14;", ", 5, 14;");
+const NEGATED: Change = Replace(", p, 1, 1,", ", p, 1, -1,");
+const NOT_CLEARED: Change = Replace("mov.f32 %sum9, 0f00000000;", "");
+/// What all kernels of warpgroups have.
+const WARPGROUPS: [Change; 17] = [
+    BARRIER,
+    COMMIT,
+    BANKS,
+    MOST,
+    NO_WAIT_COPY,
+    WAIT_COPY_2,
+    NO_PROXY_FENCE,
+    FENCE,
+    GROUP,
+    NO_WAIT_PRODUCT,
+    WAIT_PRODUCT_2,
+    NO_LAST_WAIT,
+    LAST_WAIT_1,
+    STAGE,
+    START,
+    NEGATED,
+    NOT_CLEARED,
+];
+/// Of descriptors of operands by k, whose swizzle is of 128 bytes, stride 1024 bytes and leading offset 16: a swizzle of 64 bytes, half the stride, and the
+/// second instruction's as far on as the third's.
+const SWIZZLE: Change = Replace("4611686293305360384", "9223372311732748288");
+const STRIDE: Change = Replace("4611686293305360384", "4611686155866406912");
+const DEEPER: Change = Replace("4611686293305360386", "4611686293305360388");
+/// Likewise of others, with a leading offset of 8192 bytes.
+const SWIZZLE_APART: Change = Replace("4611686293338849280", "9223372311766237184");
+const STRIDE_APART: Change = Replace("4611686293338849280", "4611686155899895808");
+const DEEPER_APART: Change = Replace("4611686293338849408", "4611686293338849536");
+const A_BY_M: Change = Replace("1, 1, 0, 0;", "1, 1, 1, 0;");
+const B_BY_N: Change = Replace("1, 1, 0, 0;", "1, 1, 0, 1;");
+const A_BY_K: Change = Replace("1, 1, 1, 1;", "1, 1, 0, 1;");
+const B_BY_K: Change = Replace("1, 1, 1, 1;", "1, 1, 1, 0;");
+
 /// Changes that are noticed wherever they are made; of many places some are tried.
-const NOTICED: [(&str, &[Change]); 11] = [
+const NOTICED: [(&str, &[Change]); 15] = [
     ("mma, by k", &[BARRIER, NO_WAIT_2, WAIT_3, COMMIT, ROWS, DEPTHS, SUMS, TRANSPOSED, BANKS, MOST]),
     ("mma, not by k", &[BARRIER, NO_WAIT_2, WAIT_3, COMMIT, ROWS, DEPTHS, SUMS, STRAIGHT, BANKS, MOST]),
+    ("wgmma, by k", &WARPGROUPS),
+    ("wgmma, by k", &[SWIZZLE, STRIDE, DEEPER, A_BY_M, B_BY_N]),
+    ("wgmma, not by k", &WARPGROUPS),
+    ("wgmma, not by k", &[SWIZZLE_APART, STRIDE_APART, DEEPER_APART, A_BY_K, B_BY_K]),
     ("simt", &[BARRIER]),
     ("few, by k", &[HALF_A_WARP, NEXT_LANE, FAR_LANE, BEYOND, MOST]),
     ("few, not by k", &[BARRIER, HALF_A_WARP, FAR_LANE, MOST]),
@@ -206,13 +266,13 @@ fn every_mutant_is_noticed_or_changes_nothing() {
     let mut count = 0;
     for subject in subjects() {
         let name = subject.name;
+        let arch = Arch::ALL.into_iter().find(|&arch| subject.kernel.exists_for(arch)).unwrap();
         let text = match &subject.kernel {
-            LibraryKernel::Attention(kernel) => attention_ptx(Arch::Sm80, kernel),
-            kernel => ptx(Arch::Sm80, kernel),
+            LibraryKernel::Attention(kernel) => attention_ptx(arch, kernel),
+            kernel => ptx(arch, kernel),
         };
         assert_eq!(subject.fault(&text), None, "{name}");
-        let (_, changes) = NOTICED.iter().find(|(of, _)| *of == name).unwrap();
-        for &change in *changes {
+        for &change in NOTICED.iter().filter(|(of, _)| *of == name).flat_map(|(_, changes)| *changes) {
             for (n, mutant) in some(mutants(change, &text)).iter().enumerate() {
                 assert!(subject.fault(mutant).is_some(), "{name}: {change:?}, {n}");
                 count += 1;

@@ -1,7 +1,7 @@
 //! Matrix products against products in f64.
 
 use super::data::{Data, Device, View, rounded_off};
-use super::ptx;
+use super::{arch_of, ptx};
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
 use pcc_ir::gpu::{Arch, LibraryKernel, Shape, f32_param};
 use pcc_ir::types::DType;
@@ -103,7 +103,7 @@ pub(super) struct Operands {
 /// Checks each case with its kernel, under two orders of blocks and warps.
 fn check_all(cases: &[Case]) {
     for case in cases {
-        let text = ptx(Arch::Sm80, &LibraryKernel::Gemm(case.kernel));
+        let text = ptx(arch_of(&case.kernel), &LibraryKernel::Gemm(case.kernel));
         for seed in [1, 2] {
             case.check(&text, seed).unwrap_or_else(|e| panic!("{e}\nseed {seed}, {case:?}"));
         }
@@ -207,4 +207,45 @@ fn few_rows_of_any_types_and_orientations() {
     let kernel = GemmKernel { rows: 2, ..cases[0].kernel };
     cases.push(Case { batch: [2, 2, 1], ..Case::new(kernel, (5, 20, 40)) });
     check_all(&cases);
+}
+
+fn wgmma(dtype: DType, c: DType, (a_by_k, b_by_k): (bool, bool)) -> GemmKernel {
+    GemmKernel { path: GemmPath::Wgmma, ..mma(128, dtype, c, a_by_k, b_by_k) }
+}
+
+#[test]
+fn warpgroups_of_any_extents_and_orientations() {
+    for (i, orientation) in ORIENTATIONS.into_iter().enumerate() {
+        let types = [(DType::BF16, DType::F32), (DType::F16, DType::F16), (DType::BF16, DType::BF16)];
+        // More turns than there are stages, more columns and rows than a tile has.
+        let shapes = [
+            (5, 9, 0),
+            (1, 1, 1),
+            (7, 33, 16),
+            (129, 16, 40),
+            (70, 300, 328),
+            (33, 257, 129),
+            (130, 131, 448),
+        ];
+        let case = |(j, &shape): (usize, &(u64, u64, u64))| {
+            let (dtype, c) = types[(i + j) % 3];
+            let alpha = [1.0, -0.625, 3.0][j % 3];
+            let case = Case::new(wgmma(dtype, c, orientation), shape);
+            Case { alpha, pad: [0, 3, 8][(i + j) % 3], c_by_m: j % 4 == 2, ..case }
+        };
+        check_all(&shapes.iter().enumerate().map(case).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn warpgroups_over_a_batch() {
+    let kernel = wgmma(DType::BF16, DType::F32, (true, false));
+    let case = Case { batch: [2, 1, 2], ..Case::new(kernel, (9, 70, 24)) };
+    check_all(&[case.clone(), Case { shared_b: true, pad: 1, ..case.clone() }]);
+    // Few blocks go round: rows and the batch.
+    let text = ptx(Arch::Sm90a, &LibraryKernel::Gemm(kernel));
+    let case = Case { m: 270, n: 300, batch: [1, 1, 2], k: 200, ..case };
+    let shape = Shape { grid: [2, 2, 1], ..case.shape() };
+    case.check_at(&text, shape, 3).unwrap();
+    case.check_at(&text, Shape { grid: [2, 1, 1], ..shape }, 4).unwrap();
 }

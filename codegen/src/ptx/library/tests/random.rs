@@ -1,7 +1,7 @@
 //! Products and attention of random extents, types, strides and flags. `RANDOM_GPU_SEEDS=0..2000` draws more.
 
 use super::data::noise;
-use super::{attention_ptx, ptx};
+use super::{arch_of, attention_ptx, ptx};
 use super::{attentions, products};
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
@@ -43,10 +43,10 @@ fn seeds(usual: Range<u64>) -> Range<u64> {
 }
 
 fn product(draws: &mut Draws) -> products::Case {
-    let path = draws.of(&[GemmPath::Mma, GemmPath::Few, GemmPath::Simt]);
+    let path = draws.of(&[GemmPath::Mma, GemmPath::Few, GemmPath::Simt, GemmPath::Wgmma]);
     let floats = [DType::F32, DType::BF16, DType::F16, DType::F64];
     let (mut a, mut b, c) = (draws.of(&floats), draws.of(&floats), draws.of(&floats));
-    if path == GemmPath::Mma {
+    if matches!(path, GemmPath::Mma | GemmPath::Wgmma) {
         a = draws.of(&[DType::BF16, DType::F16]);
         b = a;
     }
@@ -54,6 +54,7 @@ fn product(draws: &mut Draws) -> products::Case {
         GemmPath::Mma => draws.of(&[64, 128]),
         GemmPath::Few => draws.of(&[1, 2, 4, 8]),
         GemmPath::Simt => 64,
+        GemmPath::Wgmma => 128,
     };
     let m = if path == GemmPath::Few { 1 + draws.below(u64::from(rows) + 1) } else { draws.extent(200) };
     let kernel =
@@ -123,7 +124,7 @@ fn attention(draws: &mut Draws) -> attentions::Case {
 fn random_products_equal_their_formula() {
     for seed in seeds(0..8) {
         let case = product(&mut Draws { seed, count: 0 });
-        let text = ptx(Arch::Sm80, &LibraryKernel::Gemm(case.kernel));
+        let text = ptx(arch_of(&case.kernel), &LibraryKernel::Gemm(case.kernel));
         case.check(&text, seed).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{case:?}"));
     }
 }
