@@ -1,11 +1,14 @@
 //! Runs a program on virtual devices against the reference evaluator: every entry, all micro-batches and replicas, rows of
 //! different lengths, states carried from entry to entry.
 
+mod selection;
+
 use pcc_ir::eval::{Tensor, eval_entry, round_to};
 use pcc_ir::program::{BatchPlan, EntryProgram, IoSpec, Program};
 use pcc_ir::source::Random;
 use pcc_ir::{DType, Diagnostic, Entry, Module, Op};
 use pcc_runtime::{HostData, HostTensor, Session};
+use selection::{disturbed, selects};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -36,6 +39,9 @@ pub struct Comparison {
     /// Share of positions whose largest element is the same one, for outputs over more than one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argmax_agreement: Option<f64>,
+    /// Indices and tokens that differ, but are the reference's own when what it selects among is rounded.
+    #[serde(skip_serializing_if = "is_none")]
+    pub near_ties: usize,
     #[serde(skip)]
     largest: f64,
     #[serde(skip)]
@@ -43,6 +49,10 @@ pub struct Comparison {
     /// Row and element of the largest difference, and the two values.
     #[serde(skip)]
     worst: Option<(usize, f64, f64)>,
+}
+
+fn is_none(n: &usize) -> bool {
+    *n == 0
 }
 
 impl Comparison {
@@ -163,7 +173,15 @@ fn run_rows(
                 entry.inputs.iter().map(|spec| (spec.name.clone(), rows.input(spec, &entry.name))).collect();
             let got = session.run(&entry.name, &inputs, rows.count)?;
             for (m, states) in states.iter_mut().enumerate().filter(|s| rows.are_in(s.0)) {
-                let want = reference(graph, of, entry, &rows, m, &inputs, params, states)?;
+                let before = selects(graph).then(|| states.clone());
+                let mut want = reference(graph, of, entry, &rows, m, &inputs, params, states)?;
+                if let Some(before) = before {
+                    let rounded = |number| {
+                        let graph = disturbed(graph, tolerance(session.program().dtype), number)?;
+                        reference(&graph, of, entry, &rows, m, &inputs, params, &mut before.clone())
+                    };
+                    accept_near_ties(entry, &rows, m, (&got, &mut want), outcomes, rounded)?;
+                }
                 for (spec, outcome) in entry.outputs.iter().zip(&mut *outcomes) {
                     let (Some(got), Some(want)) = (got.get(&spec.name), want.get(&spec.name)) else {
                         return Err(Diagnostic::check(format!("output `{}` is missing", spec.name)));
@@ -301,6 +319,48 @@ fn reference(
     })
 }
 
+/// Takes over integers that the reference gives, too, when what it selects among is `rounded` in one of [`selection::TRIES`] ways.
+fn accept_near_ties(
+    entry: &EntryProgram,
+    rows: &Rows,
+    micro_batch: usize,
+    (got, want): (&BTreeMap<String, HostTensor>, &mut BTreeMap<String, Tensor>),
+    outcomes: &mut [Comparison],
+    rounded: impl Fn(u64) -> Result<BTreeMap<String, Tensor>, Diagnostic>,
+) -> Result<(), Diagnostic> {
+    let is_int = |spec: &IoSpec| matches!(spec.ty.dtype, DType::I32 | DType::I64);
+    // Output, position in the reference's tensor, value found.
+    let mut open: Vec<(usize, usize, f64)> = Vec::new();
+    for (o, spec) in entry.outputs.iter().enumerate().filter(|(_, spec)| is_int(spec)) {
+        let (Some(got), Some(want)) = (got.get(&spec.name), want.get(&spec.name)) else { continue };
+        let data = numbers(got);
+        for lane in lanes(spec, rows, micro_batch) {
+            let differs = |(from, at): (usize, usize)| {
+                let (&g, &w) = (data.get(from)?, want.data.get(at)?);
+                (g != w).then_some((o, at, g))
+            };
+            open.extend(lane.elements().filter_map(differs));
+        }
+    }
+    for number in 0..selection::TRIES {
+        if open.is_empty() {
+            break;
+        }
+        let other = rounded(number)?;
+        let same = |&(o, at, g): &(usize, usize, f64)| {
+            other.get(&entry.outputs[o].name).is_some_and(|t| t.data.get(at) == Some(&g))
+        };
+        for &(o, at, g) in open.iter().filter(|x| same(x)) {
+            if let Some(want) = want.get_mut(&entry.outputs[o].name) {
+                want.data[at] = g;
+                outcomes[o].near_ties += 1;
+            }
+        }
+        open.retain(|x| !same(x));
+    }
+    Ok(())
+}
+
 fn compare_rows(
     spec: &IoSpec,
     rows: &Rows,
@@ -334,6 +394,15 @@ struct Lane {
 }
 
 /// The rows of a micro-batch; the whole tensor when it has no batch dim.
+impl Lane {
+    /// Of each element, its place in the user's tensor and in the micro-batch's.
+    fn elements(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let block =
+            |o: usize| ((o * self.rows + self.row) * self.width, (o * self.lanes + self.at) * self.width);
+        (0..self.outer).map(block).flat_map(|(from, at)| (0..self.width).map(move |i| (from + i, at + i)))
+    }
+}
+
 fn lanes(spec: &IoSpec, rows: &Rows, micro_batch: usize) -> Vec<Lane> {
     let shape = &spec.ty.shape;
     let Some(d) = spec.batch_dim else {

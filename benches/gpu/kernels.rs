@@ -4,7 +4,7 @@ use super::{Line, Noise, Place, bytes, ptx};
 use half::bf16;
 use pcc_ir::gpu::attention::AttentionKernel;
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
-use pcc_ir::gpu::{LibraryKernel, f32_param};
+use pcc_ir::gpu::{Arch, LibraryKernel, f32_param};
 use pcc_ir::program::{AttentionCall, Base, Loc, Strided};
 use pcc_ir::{DType, Diagnostic, Extent};
 use pcc_runtime::{DenseProduct, Probe};
@@ -14,7 +14,8 @@ const BF16: f64 = 1.0 / 256.0;
 
 /// The code of all that is checked.
 pub fn prepare(place: &Place) -> Result<String, Diagnostic> {
-    let mut library: Vec<LibraryKernel> = products().iter().map(|p| LibraryKernel::Gemm(p.0)).collect();
+    let mut library: Vec<LibraryKernel> =
+        products(place.arch).iter().map(|p| LibraryKernel::Gemm(p.0)).collect();
     library.extend(attentions().iter().map(|a| LibraryKernel::Attention(AttentionKernel::of(a))));
     library.sort_unstable();
     library.dedup();
@@ -23,7 +24,7 @@ pub fn prepare(place: &Place) -> Result<String, Diagnostic> {
 
 /// Checks every path.
 pub fn check(place: &Place, show: &mut dyn FnMut(Line)) -> Result<(), Diagnostic> {
-    let (products, attentions) = (products(), attentions());
+    let (products, attentions) = (products(place.arch), attentions());
     let mut probe = Probe::open(&place.gpus, place.arch, &prepare(place)?)?;
     for (kernel, [m, n, k]) in products {
         let off = product_off(&mut probe, kernel, [m, n, k])?;
@@ -66,11 +67,18 @@ pub fn product_kernel(m: u64, path: GemmPath) -> GemmKernel {
     GemmKernel { path, a: dtype, b: dtype, c: dtype, rows, a_by_k: by_k, b_by_k: by_k, epilogue: None }
 }
 
-fn products() -> Vec<(GemmKernel, [u64; 3])> {
+/// The path of large products of 16-bit matrices.
+pub fn large(arch: Arch) -> GemmPath {
+    if arch == Arch::Sm90a { GemmPath::Wgmma } else { GemmPath::Mma }
+}
+
+fn products(arch: Arch) -> Vec<(GemmKernel, [u64; 3])> {
     let sizes = [
         (GemmPath::Simt, [33, 70, 40]),
         (GemmPath::Mma, [33, 70, 40]),
         (GemmPath::Mma, [130, 200, 264]),
+        // More turns than stages, more tiles than one.
+        (large(arch), [260, 600, 1032]),
         (GemmPath::Few, [1, 200, 520]),
         (GemmPath::Few, [5, 70, 264]),
     ];

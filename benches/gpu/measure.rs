@@ -1,12 +1,12 @@
 //! How fast: products, attention, decoding and prefill of a Llama 3 8B, each against its limit or PyTorch in the same run.
 
-use super::kernels::{attention_call, attention_operands, product_kernel};
+use super::kernels::{attention_call, attention_operands, large, product_kernel};
 use super::models::{pcc, write_i32};
 use super::{Line, Noise, Place, bytes, ptx};
 use pcc_ir::Diagnostic;
 use pcc_ir::gpu::LibraryKernel;
 use pcc_ir::gpu::attention::AttentionKernel;
-use pcc_ir::gpu::gemm::GemmPath;
+use pcc_ir::gpu::gemm::GemmKernel;
 use pcc_runtime::{DenseProduct, Probe};
 use serde_json::Value;
 use std::process::Command;
@@ -35,7 +35,7 @@ pub fn prepare(place: &Place) -> Result<String, Diagnostic> {
     {
         compile(place, name, &sizes)?;
     }
-    let product = product_kernel(SIDE, GemmPath::Mma);
+    let product = product_kernel(SIDE, large(place.arch));
     let attention = AttentionKernel::of(&attention_call(ATTENTION));
     let library = [LibraryKernel::Gemm(product), LibraryKernel::Attention(attention)];
     ptx(place, "measured", &library)
@@ -58,7 +58,7 @@ pub fn all(place: &Place, show: &mut dyn FnMut(Line)) -> Result<(), Diagnostic> 
     }
     let torch = torch(place);
     let mut probe = Probe::open(&place.gpus, place.arch, &prepare(place)?)?;
-    let rate = products(&mut probe, &torch, limits, show)?;
+    let rate = products(&mut probe, product_kernel(SIDE, large(place.arch)), &torch, limits, show)?;
     attentions(&mut probe, &torch, limits[2], show)?;
     let bandwidth = bandwidth(&mut probe)?;
     drop(probe);
@@ -99,13 +99,13 @@ fn beside(
 /// Products of both kinds; the better rate, in operations a second.
 fn products(
     probe: &mut Probe,
+    kernel: GemmKernel,
     torch: &Result<Value, String>,
     limits: [(&str, &str); 5],
     show: &mut dyn FnMut(Line),
 ) -> Result<f64, Diagnostic> {
     let count = (SIDE * SIDE) as usize;
     let mut noise = Noise::new(1);
-    let kernel = product_kernel(SIDE, GemmPath::Mma);
     let [a, b, c] =
         [noise.bf16(count), noise.bf16(count), noise.bf16(count)].map(|x| probe.upload(&bytes(&x)));
     let p = DenseProduct { kernel, m: SIDE, n: SIDE, k: SIDE, a: a?, b: b?, c: c? };

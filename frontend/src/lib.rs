@@ -10,6 +10,7 @@ mod json;
 mod load;
 mod model_json;
 mod naming;
+mod sampler;
 pub mod tokenizer;
 mod transformer;
 pub mod weights;

@@ -11,9 +11,11 @@ mod team;
 
 mod attention;
 mod epilogue;
+mod selection;
 
 pub use attention::{AttentionCall, Strided};
 pub(crate) use epilogue::reads_of_result;
+pub use selection::{SampleCall, TopKCall, View};
 
 use crate::extent::{Clip, Extent, Sizes};
 use crate::gpu::Arch;
@@ -62,6 +64,17 @@ pub struct Program {
     /// SHA-256 of the file with the levels the program was lowered from; empty when the artifact keeps none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub levels_digest: String,
+}
+
+impl Program {
+    /// Whether an entry draws tokens itself ([`crate::ops::Sample`]): takes `settings` and `key`, and gives `token` instead of `logits`.
+    pub fn draws(&self, entry: &str) -> bool {
+        let has = |io: &[IoSpec], name: &str| io.iter().any(|io| io.name == name);
+        let draws = |e: &EntryProgram| {
+            has(&e.inputs, "settings") && has(&e.inputs, "key") && has(&e.outputs, "token")
+        };
+        self.entries.iter().any(|e| e.name == entry && draws(e))
+    }
 }
 
 /// What is known of the model beyond its program.
@@ -334,12 +347,14 @@ pub enum InstrKind {
     Kernel(Launch),
     Gemm(Gemm),
     Attention(Box<AttentionCall>),
+    TopK(Box<TopKCall>),
+    Sample(Box<SampleCall>),
     Rows(Rows),
     Collective(CollectiveCall),
 }
 
 impl InstrKind {
-    /// Every extent, in a fixed order: dims of the iteration space; m, n, k and outer loops of a product; those of an attention; dims
+    /// Every extent, in a fixed order: dims of the iteration space; m, n, k and outer loops of a product; those of an attention; rows; dims
     /// of a collective, if it is clipped.
     pub fn extents(&self) -> Vec<&Extent> {
         match self {
@@ -348,6 +363,8 @@ impl InstrKind {
                 [&g.m, &g.n, &g.k].into_iter().chain(g.batch.iter().map(|d| &d.extent)).collect()
             }
             InstrKind::Attention(a) => a.extents().to_vec(),
+            InstrKind::TopK(t) => t.rows.iter().collect(),
+            InstrKind::Sample(s) => vec![&s.rows],
             InstrKind::Rows(r) => vec![&r.count],
             InstrKind::Collective(c) => c.there.iter().collect(),
         }
@@ -359,6 +376,8 @@ impl InstrKind {
             InstrKind::Kernel(l) => l.ptrs.clone(),
             InstrKind::Gemm(g) => vec![g.a.loc, g.b.loc, g.c.loc],
             InstrKind::Attention(a) => a.locs(),
+            InstrKind::TopK(t) => t.views().map(|v| v.strided.loc).to_vec(),
+            InstrKind::Sample(s) => s.views().map(|v| v.strided.loc).to_vec(),
             InstrKind::Rows(r) => vec![r.table, r.indices, r.out],
             InstrKind::Collective(c) => vec![c.src, c.dst],
         }
@@ -369,7 +388,11 @@ impl InstrKind {
         match self {
             InstrKind::Gemm(g) => g.packed.map(|_| g.b.loc),
             InstrKind::Rows(r) => Some(r.table),
-            InstrKind::Kernel(_) | InstrKind::Attention(_) | InstrKind::Collective(_) => None,
+            InstrKind::Kernel(_)
+            | InstrKind::Attention(_)
+            | InstrKind::TopK(_)
+            | InstrKind::Sample(_)
+            | InstrKind::Collective(_) => None,
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Continues prompts: one run of `prefill` over all of them, then runs of `decode`, a token a row each.
 
-use crate::sampling::Sampling;
+use crate::sampling::{Sampling, choose};
 use crate::session::Session;
 use crate::tensor::HostTensor;
 use pcc_ir::Diagnostic;
+use pcc_ir::ops::sample::Draw;
 use pcc_ir::program::Program;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -58,16 +59,16 @@ pub fn generate(
         .map(|p| Row { filled: p.len(), last: 0, made: 0, done: generation.max_tokens == 0 })
         .collect();
     let start = Instant::now();
-    let logits = prefill(session, generation.prompts)?;
+    let tokens = prefill(session, generation, &rows)?;
     timing.prefill = start.elapsed().as_secs_f64();
-    take_tokens(generation, &logits, seq, &mut rows, on_token)?;
+    take_tokens(generation, &tokens, seq, &mut rows, on_token)?;
     let start = Instant::now();
     while rows.iter().any(|r| !r.done) {
-        let logits = decode(session, &rows, seq)?;
+        let tokens = decode(session, generation, &rows, seq)?;
         for row in rows.iter_mut().filter(|r| !r.done) {
             row.filled += 1;
         }
-        take_tokens(generation, &logits, seq, &mut rows, on_token)?;
+        take_tokens(generation, &tokens, seq, &mut rows, on_token)?;
     }
     timing.decode = start.elapsed().as_secs_f64();
     Ok(timing)
@@ -116,8 +117,13 @@ impl Generation<'_> {
     }
 }
 
-/// Runs all prompts, padded to the longest; the logits of each one's last token.
-fn prefill(session: &mut Session, prompts: &[Vec<u32>]) -> Result<Vec<f32>, Diagnostic> {
+/// Runs all prompts, padded to the longest; the token after each.
+fn prefill(
+    session: &mut Session,
+    generation: &Generation<'_>,
+    rows: &[Row],
+) -> Result<Vec<Option<u32>>, Diagnostic> {
+    let prompts = generation.prompts;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let padded = |p: &Vec<u32>| -> Vec<i32> {
         p.iter().map(|&t| t as i32).chain(std::iter::repeat(0)).take(longest).collect()
@@ -128,48 +134,75 @@ fn prefill(session: &mut Session, prompts: &[Vec<u32>]) -> Result<Vec<f32>, Diag
         ("tokens".to_owned(), HostTensor::i32([prompts.len(), longest], tokens)),
         ("lengths".to_owned(), HostTensor::i32([prompts.len()], lengths)),
     ];
-    logits(session, "prefill", inputs.into(), prompts.len())
+    next(session, "prefill", inputs.into(), generation, rows)
 }
 
 /// Runs one token of every row. Rows that are done run too, on a position that is never read again: a row keeps its place in the
 /// batch, where its cache is.
-fn decode(session: &mut Session, rows: &[Row], seq: usize) -> Result<Vec<f32>, Diagnostic> {
+fn decode(
+    session: &mut Session,
+    generation: &Generation<'_>,
+    rows: &[Row],
+    seq: usize,
+) -> Result<Vec<Option<u32>>, Diagnostic> {
     let tokens = rows.iter().map(|r| r.last as i32).collect();
     let positions = rows.iter().map(|r| r.filled.min(seq - 1) as i32).collect();
     let inputs = [
         ("tokens".to_owned(), HostTensor::i32([rows.len(), 1], tokens)),
         ("positions".to_owned(), HostTensor::i32([rows.len()], positions)),
     ];
-    logits(session, "decode", inputs.into(), rows.len())
+    next(session, "decode", inputs.into(), generation, rows)
 }
 
-fn logits(
+/// Runs an entry for the next token of every row: drawn by the program if it does that, else here, of its logits, for rows that go on. `None` where
+/// a logit is NaN.
+fn next(
     session: &mut Session,
     entry: &str,
-    inputs: BTreeMap<String, HostTensor>,
-    rows: usize,
-) -> Result<Vec<f32>, Diagnostic> {
-    let outputs = session.run(entry, &inputs, rows)?;
+    mut inputs: BTreeMap<String, HostTensor>,
+    generation: &Generation<'_>,
+    rows: &[Row],
+) -> Result<Vec<Option<u32>>, Diagnostic> {
+    let draws: Vec<Draw> = rows.iter().map(|r| generation.sampling.draw(r.made as u32)).collect();
+    let program = session.program();
+    let draws_itself = program.draws(entry);
+    let vocab = program.model.vocab;
+    if draws_itself {
+        let settings = draws.iter().flat_map(Draw::settings).collect();
+        let key = draws.iter().flat_map(Draw::key).collect();
+        inputs.insert("settings".to_owned(), HostTensor::f32([rows.len(), 2], settings));
+        inputs.insert("key".to_owned(), HostTensor::i32([rows.len(), 4], key));
+    }
+    let outputs = session.run(entry, &inputs, rows.len())?;
+    if draws_itself {
+        let token = outputs.get("token").and_then(HostTensor::as_i32).filter(|t| t.len() == rows.len());
+        let token = token.ok_or_else(|| {
+            Diagnostic::internal(format!("entry `{entry}` gives no i32 `token` of each row"))
+        })?;
+        return Ok(token.iter().map(|&t| u32::try_from(t).ok()).collect());
+    }
     // A row of logits each, of the vocabulary.
-    let wanted = rows.saturating_mul(session.program().model.vocab);
+    let wanted = rows.len().saturating_mul(vocab);
     let logits =
         outputs.get("logits").and_then(HostTensor::as_f32).filter(|l| l.len() == wanted && wanted > 0);
-    logits
-        .map(<[f32]>::to_vec)
-        .ok_or_else(|| Diagnostic::internal(format!("entry `{entry}` gives no f32 `logits` of each row")))
+    let logits = logits
+        .ok_or_else(|| Diagnostic::internal(format!("entry `{entry}` gives no f32 `logits` of each row")))?;
+    let token =
+        |((row, logits), draw): ((&Row, &[f32]), &Draw)| if row.done { None } else { choose(logits, draw) };
+    Ok(rows.iter().zip(logits.chunks_exact(vocab)).zip(&draws).map(token).collect())
 }
 
-/// Chooses a token for every row that goes on, and decides whether it does.
+/// Takes the token of every row that goes on, and decides whether it does.
 fn take_tokens(
     generation: &Generation<'_>,
-    logits: &[f32],
+    tokens: &[Option<u32>],
     seq: usize,
     rows: &mut [Row],
     on_token: &mut dyn FnMut(usize, u32) -> Result<bool, Diagnostic>,
 ) -> Result<(), Diagnostic> {
-    let vocab = logits.len() / rows.len();
-    for (i, row) in rows.iter_mut().enumerate().filter(|(_, r)| !r.done) {
-        let token = generation.sampling.choose(&logits[i * vocab..][..vocab], row.made as u64)?;
+    for (i, (row, token)) in rows.iter_mut().zip(tokens).enumerate().filter(|(_, (r, _))| !r.done) {
+        let token = token
+            .ok_or_else(|| Diagnostic::run("the model gives NaN for a token").at(format!("prompt {i}")))?;
         row.last = token;
         row.made += 1;
         let stop = generation.stop_tokens.contains(&token);

@@ -21,6 +21,7 @@ mod memory;
 mod params;
 mod product;
 mod sampling;
+mod selection;
 mod session;
 mod tensor;
 mod trace;

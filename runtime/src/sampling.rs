@@ -1,6 +1,8 @@
 //! Chooses a token from logits.
 
 use pcc_ir::Diagnostic;
+use pcc_ir::ops::TopK;
+use pcc_ir::ops::sample::{Draw, random_bits, share, target, weight};
 
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -9,12 +11,14 @@ pub struct Sampling {
     pub temperature: f32,
     /// Tokens are drawn from the fewest likeliest ones that make up this probability; 1 means from all.
     pub top_p: f32,
+    /// Tokens are drawn from this many likeliest ones, before top-p counts; 0 means from all.
+    pub top_k: u32,
     pub seed: u64,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { temperature: 0.0, top_p: 1.0, seed: 0 }
+        Self { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0 }
     }
 }
 
@@ -33,113 +37,121 @@ impl Sampling {
         Ok(())
     }
 
-    /// The token for a row's `step`th draw. It depends on the logits, the settings and `step` alone, so that a row gets the same
-    /// tokens alone and in a batch. Of equal logits the token with the lowest number counts as likelier.
-    ///
-    /// # Errors
-    /// The logits are empty or one is NaN.
-    pub(crate) fn choose(&self, logits: &[f32], step: u64) -> Result<u32, Diagnostic> {
-        if let Some(token) = logits.iter().position(|l| l.is_nan()) {
-            return Err(Diagnostic::run(format!("the model gives NaN for token {token}")));
-        }
-        let best = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
-        let Some(best) = best else { return Err(Diagnostic::run("the model gives no logits")) };
-        if self.temperature == 0.0 || !logits[best].is_finite() {
-            return Ok(best as u32);
-        }
-        let (top, temperature) = (f64::from(logits[best]), f64::from(self.temperature));
-        let weights: Vec<f64> = logits.iter().map(|&l| ((f64::from(l) - top) / temperature).exp()).collect();
-        let total: f64 = weights.iter().sum();
-        Ok(self.draw(&weights, total, uniform(self.seed, step)) as u32)
-    }
-
-    /// The index drawn by a `uniform` number in `[0, 1)`.
-    fn draw(&self, weights: &[f64], total: f64, uniform: f64) -> usize {
-        if self.top_p >= 1.0 {
-            return pick(0..weights.len(), weights, total * uniform);
-        }
-        let top_p = f64::from(self.top_p);
-        // Tokens below this bound make up less than 1 - top-p together: they are never among the likeliest, and need no sorting.
-        let bound = total * (1.0 - top_p) / weights.len() as f64;
-        let mut likely: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] >= bound).collect();
-        likely.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
-        let mut kept = 0.0;
-        let mut count = 0;
-        while count < likely.len() && (count == 0 || kept < top_p * total) {
-            kept += weights[likely[count]];
-            count += 1;
-        }
-        pick(likely[..count].iter().copied(), weights, kept * uniform)
+    /// A row's `step`th draw: it depends on the logits, the settings and `step` alone, so that a row gets the same tokens alone and in a batch.
+    pub(crate) fn draw(&self, step: u32) -> Draw {
+        let top_k = i32::try_from(self.top_k).unwrap_or(i32::MAX);
+        Draw { temperature: self.temperature, top_p: self.top_p, top_k, seed: self.seed, draw: step }
     }
 }
 
-/// The first index at which the running sum of weights passes `target`; the last one if rounding keeps it from doing so.
-fn pick(indices: impl Iterator<Item = usize>, weights: &[f64], target: f64) -> usize {
-    let (mut sum, mut last) = (0.0, 0);
-    for i in indices {
-        sum += weights[i];
-        if weights[i] > 0.0 {
-            last = i;
-        }
-        if sum > target {
-            return i;
-        }
+/// The token of [`pcc_ir::ops::Sample`] for a row of logits; `None` where one is NaN, or there are none.
+pub(crate) fn choose(logits: &[f32], draw: &Draw) -> Option<u32> {
+    if logits.iter().any(|l| l.is_nan()) {
+        return None;
     }
-    last
+    let best = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best })?;
+    // NaN is no temperature either.
+    let drawn = draw.temperature > 0.0 && logits[best].is_finite();
+    if !drawn {
+        return Some(best as u32);
+    }
+    let (top, temperature) = (f64::from(logits[best]), f64::from(draw.temperature));
+    let weigh = |i: usize| weight((f64::from(logits[i]) - top) / temperature);
+    let order = |a: &usize, b: &usize| TopK::order((logits[*a].into(), *a), (logits[*b].into(), *b));
+    let mut kept: Vec<usize> = (0..logits.len()).collect();
+    let top_k = usize::try_from(draw.top_k).unwrap_or(0);
+    if (1..kept.len()).contains(&top_k) {
+        kept.select_nth_unstable_by(top_k - 1, order);
+        kept.truncate(top_k);
+        kept.sort_unstable();
+    }
+    let mut weights: Vec<u64> = kept.iter().map(|&i| weigh(i)).collect();
+    let total: u64 = weights.iter().sum();
+    if draw.top_p < 1.0 || draw.top_p.is_nan() {
+        kept = likeliest(&kept, &weights, order, share(draw.top_p, total), total);
+        kept.sort_unstable();
+        weights = kept.iter().map(|&i| weigh(i)).collect();
+    }
+    let target = target(weights.iter().sum(), random_bits(draw.seed, draw.draw.into()));
+    let mut running = 0;
+    let passes = |w: &u64| {
+        running += w;
+        running > target
+    };
+    // invariant: the weight of the largest is not 0, so the sum is more than the target.
+    let at = weights.iter().position(passes)?;
+    Some(kept[at] as u32)
 }
 
-/// Number `step` of the SplitMix64 stream of `seed` (Steele, Lea, Flood 2014), its upper 53 bits as a fraction in `[0, 1)`.
-fn uniform(seed: u64, step: u64) -> f64 {
-    let mut z = seed.wrapping_add(step.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
-    (z >> 11) as f64 / (1u64 << 53) as f64
+/// The fewest likeliest of `kept` whose weights, of `total`, sum to `need`; one at least.
+fn likeliest(
+    kept: &[usize],
+    weights: &[u64],
+    order: impl Fn(&usize, &usize) -> std::cmp::Ordering,
+    need: u64,
+    total: u64,
+) -> Vec<usize> {
+    // Tokens below this bound make up at most `total - need` together: the others are enough, and those need no sorting.
+    let bound = (total - need.min(total)) / kept.len().max(1) as u64;
+    let mut likely: Vec<(usize, u64)> =
+        kept.iter().copied().zip(weights.iter().copied()).filter(|&(_, w)| w >= bound).collect();
+    likely.sort_unstable_by(|a, b| order(&a.0, &b.0));
+    let (mut sum, mut count) = (0, 0);
+    while count < likely.len() && (count == 0 || sum < need) {
+        sum += likely[count].1;
+        count += 1;
+    }
+    likely[..count].iter().map(|l| l.0).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pcc_ir::eval::{At, Tensor};
+    use pcc_ir::ops::{Op, Sample};
+    use pcc_ir::types::Type;
 
-    const LOGITS: [f32; 4] = [0.0, 2.0, 1.0, 2.0];
-
-    /// How often each token comes in `n` draws.
-    fn counts(sampling: Sampling, n: u64) -> [f64; 4] {
-        let mut counts = [0.0; 4];
-        (0..n).for_each(|step| counts[sampling.choose(&LOGITS, step).unwrap() as usize] += 1.0 / n as f64);
-        counts
+    fn defined(logits: &[f32], draw: &Draw) -> f64 {
+        let args = [
+            Tensor::new(Type::f32([1, logits.len()]), logits.iter().map(|&x| x.into()).collect()),
+            Tensor::new(Type::f32([1, 2]), draw.settings().map(f64::from).to_vec()),
+            Tensor::new(Type::i32([1, 4]), draw.key().map(f64::from).to_vec()),
+        ]
+        .map(Result::unwrap);
+        let out = Op::Sample(Sample {}).eval(&args.each_ref(), &[&Type::i32([1])], At::default());
+        out.unwrap()[0].data[0]
     }
 
     #[test]
-    fn greedy_takes_the_first_of_equal_logits() {
-        assert_eq!(Sampling::default().choose(&LOGITS, 7).unwrap(), 1);
-        assert!(Sampling::default().choose(&[0.0, f32::NAN], 0).is_err());
-        assert!(Sampling::default().choose(&[], 0).is_err());
-    }
-
-    #[test]
-    fn frequencies_follow_the_softmax() {
-        for temperature in [0.5f32, 1.0, 2.0] {
-            let weights = LOGITS.map(|l| (f64::from(l) / f64::from(temperature)).exp());
-            let total: f64 = weights.iter().sum();
-            let found = counts(Sampling { temperature, top_p: 1.0, seed: 3 }, 40_000);
-            for (f, w) in found.iter().zip(weights) {
-                // The standard error is at most 0.0025.
-                assert!((f - w / total).abs() < 0.012, "{found:?}");
+    fn the_token_is_the_one_defined() {
+        let mut state = 1u64;
+        let mut next = || {
+            state = random_bits(state, 0);
+            (state >> 40) as f32 / (1u64 << 24) as f32
+        };
+        for round in 0..600u32 {
+            let n = [1, 2, 7, 300][round as usize % 4];
+            // Coarse, so that there are ties.
+            let mut logits: Vec<f32> = (0..n).map(|_| (next() * 24.0).floor() / 3.0 - 4.0).collect();
+            if round % 7 == 0 {
+                logits[n / 2] = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0][round as usize / 7 % 4];
             }
+            let temperature = [0.0, 0.3, 1.0, 2.0][(next() * 4.0) as usize];
+            let top_p = [1.0, 0.9, 0.5, 1e-6][(next() * 4.0) as usize];
+            let top_k = [0, 1, 3, 50][(next() * 4.0) as usize];
+            let draw =
+                Sampling { temperature, top_p, top_k, seed: u64::MAX / 3 + u64::from(round) }.draw(round);
+            let found = choose(&logits, &draw).map_or(-1.0, f64::from);
+            assert_eq!(found, defined(&logits, &draw), "{draw:?} of {logits:?}");
         }
     }
 
     #[test]
-    fn top_p_keeps_the_fewest_likeliest() {
-        // Softmax: 0.054, 0.401, 0.147, 0.401: 0.5 needs tokens 1 and 3, 0.85 also token 2, 0.3 token 1 alone.
-        let top = |top_p| counts(Sampling { temperature: 1.0, top_p, seed: 5 }, 20_000);
-        let one = top(0.3);
-        assert!(one[0] == 0.0 && one[2] == 0.0 && one[3] == 0.0);
-        let half = top(0.5);
-        assert!(half[0] == 0.0 && half[2] == 0.0 && (half[1] - 0.5).abs() < 0.02);
-        let most = top(0.85);
-        assert!(most[0] == 0.0 && (most[2] - 0.147 / 0.949).abs() < 0.02, "{most:?}");
+    fn greedy_takes_the_first_of_equal_logits() {
+        let greedy = Sampling::default().draw(7);
+        assert_eq!(choose(&[0.0, 2.0, 1.0, 2.0], &greedy), Some(1));
+        assert_eq!(choose(&[0.0, f32::NAN], &greedy), None);
+        assert_eq!(choose(&[], &greedy), None);
     }
 
     #[test]
@@ -147,7 +159,7 @@ mod tests {
         for (temperature, top_p) in
             [(-1.0, 1.0), (f32::NAN, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0), (1.0, 1.5)]
         {
-            assert!(Sampling { temperature, top_p, seed: 0 }.check().is_err());
+            assert!(Sampling { temperature, top_p, ..Sampling::default() }.check().is_err());
         }
     }
 }

@@ -105,6 +105,11 @@ impl HostTensor {
         if let HostData::F32(v) = &self.data { Some(v) } else { None }
     }
 
+    /// The elements, when they are i32.
+    pub fn as_i32(&self) -> Option<&[i32]> {
+        if let HostData::I32(v) = &self.data { Some(v) } else { None }
+    }
+
     /// The elements as little-endian bytes of `dtype`. Integers go to integers of either width if they fit, floats to any float.
     pub(crate) fn to_bytes(&self, dtype: DType, name: &str) -> Result<Vec<u8>, Diagnostic> {
         let wrong = |why: String| Err(Diagnostic::input(why).at(format!("input `{name}`")));
@@ -131,7 +136,11 @@ impl HostTensor {
             (HostData::F32(v), DType::F32) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
             (HostData::F32(v), d) if d.is_float() => floats(&mut v.iter().map(|&x| x.into())),
             (HostData::F64(v), d) if d.is_float() => floats(&mut v.iter().copied()),
-            (data, _) => return wrong(format!("it holds {}, but the program takes {dtype}", data.dtype())),
+            (data, _) => {
+                let what = format!("it holds {}, but the program takes {dtype}", data.dtype());
+                let kinds = "floats go to floats of any width and integers to integers; convert others first, as with NumPy's `astype`";
+                return Err(Diagnostic::input(what).at(format!("input `{name}`")).help(kinds));
+            }
         })
     }
 }

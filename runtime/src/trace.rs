@@ -165,6 +165,8 @@ impl Subject<'_> {
                 InstrKind::Kernel(_) => "kernel",
                 InstrKind::Gemm(_) => "product",
                 InstrKind::Attention(_) => "attention",
+                InstrKind::TopK(_) => "top-k",
+                InstrKind::Sample(_) => "sampling",
                 InstrKind::Rows(_) => "look-up",
                 InstrKind::Collective(call) => call.kind.name(),
             },

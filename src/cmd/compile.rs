@@ -46,6 +46,10 @@ pub struct Args {
     /// What to generate code for: cpu (the CPU at hand), or the GPUs sm_80, sm_90, sm_90a, sm_100a
     #[arg(long, default_value = "cpu", value_parser = parse_target)]
     target: CodeTarget,
+    /// Who draws tokens when text is generated: `host` from logits, or `device`, which logits then never leave [default: host on cpu, device on
+    /// GPUs]
+    #[arg(long, value_enum)]
+    sampler: Option<Sampler>,
     /// Sequence parallelism: split activations between layers over tp as well
     #[arg(long)]
     sp: bool,
@@ -73,7 +77,7 @@ pub struct Args {
     /// Artifact to write [default: NAME.pcc in the current folder]
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// Print a level of the program instead of writing an artifact
+    /// Print a level of the program instead of writing an artifact: graph, sharded, local or program
     #[arg(long, value_name = "LEVEL", value_parser = parse_level)]
     emit: Option<driver::Level>,
     /// Print the module after a pass (on stderr)
@@ -85,6 +89,13 @@ pub struct Args {
     /// One JSON object on stdout: what `inspect --json` gives
     #[arg(long)]
     json: bool,
+}
+
+/// Who draws tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Sampler {
+    Host,
+    Device,
 }
 
 /// What code is generated for.
@@ -125,6 +136,11 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
             seed: args.seed,
         },
     )?;
+    let model = match (args.sampler, args.target) {
+        (Some(Sampler::Device), _) => model.draw_tokens()?,
+        (None, CodeTarget::Gpu(_)) if model.can_draw_tokens() => model.draw_tokens()?,
+        (Some(Sampler::Host) | None, _) => model,
+    };
     let plan = args.plan.as_deref().map(read_plan).transpose()?;
     let weights = match &model.checkpoint {
         Some(c) => Some(WeightsRef { path: absolute(c.path())?, digest: c.header_digest() }),
@@ -319,6 +335,7 @@ fn write_artifact(
     c.program.target.features = built.features;
     c.program.target.object_digest = built.object_digest;
     let mut report = c.report;
+    target.name().clone_into(&mut report.target);
     report.compile.passes.push(pcc_passes::report::PassReport {
         name: "codegen".to_owned(),
         seconds: codegen.elapsed().as_secs_f64(),

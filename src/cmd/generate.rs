@@ -29,6 +29,9 @@ pub struct Args {
     /// Sample among the likeliest tokens that make up this probability
     #[arg(long, default_value_t = 1.0)]
     top_p: f32,
+    /// Sample among this many likeliest tokens, before top-p counts; 0: among all
+    #[arg(long, default_value_t = 0)]
+    top_k: u32,
     /// Seed of sampling
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -89,7 +92,12 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
     let generation = Generation {
         prompts: &prompts,
         max_tokens: args.max_tokens,
-        sampling: Sampling { temperature: args.temperature, top_p: args.top_p, seed: args.seed },
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_p: args.top_p,
+            top_k: args.top_k,
+            seed: args.seed,
+        },
         stop_tokens: &eos,
     };
     // Weights may take minutes: what is wrong with the request is said before.

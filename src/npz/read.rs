@@ -23,8 +23,12 @@ const MAX_DEPTH: usize = 16;
 /// A file that cannot be read, or an array that is damaged or of a type pcc does not take.
 pub fn read(path: &Path) -> Result<BTreeMap<String, HostTensor>, Diagnostic> {
     let file = path.display().to_string();
-    let damaged =
-        |e: std::io::Error| Diagnostic::input("cannot read the .npz file").at(&file).why(e.to_string());
+    let damaged = |e: std::io::Error| {
+        Diagnostic::input("cannot read the .npz file")
+            .at(&file)
+            .why(e.to_string())
+            .help("it holds an array an input, by name: `numpy.savez(\"in.npz\", tokens=tokens)` writes one")
+    };
     // A pipe cannot be read from its end, where the list of arrays is; and opening one can block for ever.
     if !std::fs::metadata(path).map_err(damaged)?.is_file() {
         return Err(damaged(std::io::Error::other("it is not a regular file")));

@@ -94,6 +94,41 @@ fn elementwise_kernels_run_inside_products() {
     }
 }
 
+/// A product with enough tiles for Hopper's warpgroups, of each way in which a matrix can lie.
+#[test]
+fn large_products_on_hopper_equal_the_cpu() {
+    let place = folder();
+    let graph = r#"{
+        "pcc": 1, "name": "large",
+        "params": [{"name": "w", "type": "f32[72,2048]"}, {"name": "v", "type": "f32[2048,72]"}],
+        "functions": [{
+            "name": "main",
+            "args": [{"name": "x", "type": "f32[1024,72]"}, {"name": "w", "type": "f32[72,2048]"}, {"name": "v", "type": "f32[2048,72]"}],
+            "body": [
+                {"op": {"dot_general": {"lhs_contract": [1], "rhs_contract": [0]}}, "in": ["x", "w"], "out": ["h"]},
+                {"op": {"dot_general": {"lhs_contract": [1], "rhs_contract": [1]}}, "in": ["x", "v"], "out": ["i"]},
+                {"op": "add", "in": ["h", "i"], "out": ["y"]}
+            ],
+            "results": ["y"]
+        }],
+        "entries": [{"name": "forward", "function": "main", "args": [{"input": "x"}, {"param": "w"}, {"param": "v"}], "results": ["y"]}]
+    }"#;
+    std::fs::write(place.path().join("large.json"), graph).unwrap();
+    let values: Vec<f32> = (0..1024 * 72).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
+    npz::write_f32(&place.path().join("in.npz"), "x", &[1024, 72], values);
+    let run = |target: &str, device: &str| {
+        let args = ["compile", "large.json", "--target", target, "--dtype", "bf16", "-o", target];
+        succeeds(place.path(), &args);
+        let args = ["run", target, "--input", "in.npz", "--output", "out.npz", "--device", device];
+        succeeds(place.path(), &args);
+        npz::read_f32(&place.path().join("out.npz"), "y").1
+    };
+    let off = distance(&run("sm_90a", "cuda-sim"), &run("cpu", "cpu"));
+    assert!(off.1 <= BF16_MEAN, "{off:?}");
+    let ptx = std::fs::read_to_string(place.path().join("sm_90a/kernels.sm_90a.ptx")).unwrap();
+    assert!(ptx.contains("m64n256k16") && ptx.contains(".entry pcc_gemm_wgmma_"));
+}
+
 /// What ran inside a product is not launched again: the run has as many launches as that leaves, one left out being noticed up to the last.
 #[test]
 fn kernels_inside_products_are_not_launched() {

@@ -64,10 +64,14 @@ fn main() -> ExitCode {
         eprint!("{}", usage());
         return ExitCode::from(2);
     };
-    let Some((_, _, run)) = COMMANDS.iter().find(|(known, _, _)| known == name) else {
+    let Some((_, summary, run)) = COMMANDS.iter().find(|(known, _, _)| known == name) else {
         eprint!("unknown command `{name}`\n{}", usage());
         return ExitCode::from(2);
     };
+    if rest.iter().any(|word| word == "--help" || word == "-h") {
+        println!("cargo xtask {name}: {summary}");
+        return ExitCode::SUCCESS;
+    }
     let mut steps = Steps::new();
     let outcome = Project::find().and_then(|project| match run {
         Run::Plain(run) if rest.is_empty() => run(&project, &mut steps),

@@ -114,6 +114,13 @@ pub(super) enum WithAttributes {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         bf16_bias: bool,
     },
+    /// `(x [.., n]) -> (values [.., k], indices i32 [.., k])`: the k largest of each row, largest first, of equal ones the first.
+    TopK {
+        k: usize,
+    },
+    /// `(logits f32 [b, n], settings f32 [b, 2], key i32 [b, 4]) -> token i32 [b]`: settings are temperature (0: the likeliest token) and top-p, key is
+    /// top-k (0: all), the low and the high half of a seed, and the number of the draw.
+    Sample {},
     /// Calls the function of this name.
     Call(String),
 }
@@ -138,6 +145,8 @@ const WITH: &[&str] = &[
     "layer_norm",
     "rope",
     "attention",
+    "top_k",
+    "sample",
     "call",
 ];
 
@@ -241,6 +250,8 @@ impl OpJson {
             W::Attention { scale, causal, window, softcap, bf16_bias } => {
                 Op::Attention(ops::Attention { scale, causal, window, softcap, bf16_bias })
             }
+            W::TopK { k } => Op::TopK(ops::TopK { k }),
+            W::Sample {} => Op::Sample(ops::Sample {}),
             W::Call(name) => Op::Call(func(&name)?),
         })
     }
@@ -288,6 +299,8 @@ impl OpJson {
             Op::Attention(ops::Attention { scale, causal, window, softcap, bf16_bias }) => {
                 W::Attention { scale, causal, window, softcap, bf16_bias }
             }
+            Op::TopK(ops::TopK { k }) => W::TopK { k },
+            Op::Sample(ops::Sample {}) => W::Sample {},
             Op::Call(id) => W::Call(func(id)),
             // Local forms, and the sharded and local levels.
             Op::Iota(_)

@@ -110,7 +110,7 @@ impl WgmmaTile {
 }
 
 /// Tiles of c from which on [`GemmPath::Wgmma`] is chosen: with fewer, half of an H100's multiprocessors would have nothing to do, and the smaller
-/// tiles of [`GemmPath::Mma`] reach more of them.
+/// tiles of [`GemmPath::Mma`] reach more of them. Nor is it chosen where c is no wider or higher than half a tile.
 pub const WGMMA_TILES: u64 = 64;
 
 /// The one tile of [`GemmPath::Wgmma`]. An H100 reads its second-level cache at about 40 bytes a clock and multiprocessor, so that a block has to make 2 x 128 x
@@ -155,11 +155,8 @@ impl GemmKernel {
         match (a_by_k, b_by_k) {
             (Some(a_by_k), Some(b_by_k)) if a == b && matches!(a, DType::BF16 | DType::F16) => {
                 let rows = if gemm.m.full <= 64 { 64 } else { 128 };
-                let path = if rows > 64 && arch == Some(Arch::Sm90a) && wgmma_tiles(gemm) >= WGMMA_TILES {
-                    GemmPath::Wgmma
-                } else {
-                    GemmPath::Mma
-                };
+                let large = rows > 64 && gemm.n.full > 128 && wgmma_tiles(gemm) >= WGMMA_TILES;
+                let path = if large && arch == Some(Arch::Sm90a) { GemmPath::Wgmma } else { GemmPath::Mma };
                 Self { path, rows, a_by_k, b_by_k, ..simt }
             }
             _ => simt,
@@ -219,4 +216,63 @@ fn wgmma_tiles(gemm: &Gemm) -> u64 {
     let batch = gemm.batch.iter().map(|dim| dim.extent.full);
     let c = tiles(&gemm.m, WGMMA_TILE.rows).saturating_mul(tiles(&gemm.n, WGMMA_TILE.cols));
     batch.fold(c, u64::saturating_mul)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{Base, BatchDim, Loc};
+
+    fn gemm(dtype: DType, [m, n, k]: [u64; 3]) -> Gemm {
+        let matrix = |row: u64, col: u64| {
+            let loc = Loc { base: Base::Frame, offset: 0 };
+            Matrix { loc, dtype, row: row as i64, col: col as i64 }
+        };
+        Gemm {
+            m: m.into(),
+            n: n.into(),
+            k: k.into(),
+            alpha: 1.0,
+            a: matrix(k, 1),
+            b: matrix(1, k),
+            c: matrix(n, 1),
+            batch: vec![],
+            accumulate: false,
+            packed: None,
+        }
+    }
+
+    fn path(gemm: &Gemm, arch: Option<Arch>) -> GemmPath {
+        GemmKernel::of(gemm, arch).path
+    }
+
+    #[test]
+    fn warpgroups_are_chosen_where_they_exist_and_have_enough_to_do() {
+        // 8 x 8 tiles.
+        let size = [8 * 128, 8 * 256, 64];
+        let large = gemm(DType::BF16, size);
+        for arch in Arch::ALL {
+            let want = if arch == Arch::Sm90a { GemmPath::Wgmma } else { GemmPath::Mma };
+            assert_eq!(path(&large, Some(arch)), want, "{arch:?}");
+        }
+        assert_eq!(path(&large, None), GemmPath::Mma);
+        let hopper = |gemm: &Gemm| path(gemm, Some(Arch::Sm90a));
+        assert_eq!(hopper(&gemm(DType::F16, size)), GemmPath::Wgmma);
+        assert_eq!(hopper(&gemm(DType::F32, size)), GemmPath::Simt);
+        // One row of tiles fewer; the same over a batch; tiles that are begun count.
+        let fewer = gemm(DType::BF16, [7 * 128, 8 * 256, 64]);
+        assert_eq!(hopper(&fewer), GemmPath::Mma);
+        let dim = BatchDim { extent: 2.into(), a: 8, b: 8, c: 8 };
+        assert_eq!(hopper(&Gemm { batch: vec![dim], ..fewer }), GemmPath::Wgmma);
+        assert_eq!(hopper(&gemm(DType::BF16, [7 * 128 + 1, 7 * 256 + 1, 64])), GemmPath::Wgmma);
+        // Few rows, however many columns, and the other way round; matrices that are not aligned.
+        assert_eq!(hopper(&gemm(DType::BF16, [64, 1 << 20, 64])), GemmPath::Mma);
+        assert_eq!(hopper(&gemm(DType::BF16, [1 << 20, 128, 64])), GemmPath::Mma);
+        assert_eq!(hopper(&gemm(DType::BF16, [1 << 20, 129, 64])), GemmPath::Wgmma);
+        assert_eq!(hopper(&gemm(DType::BF16, [8 * 128, 8 * 256, 63])), GemmPath::Simt);
+        let kernel = GemmKernel::of(&large, Some(Arch::Sm90a));
+        assert_eq!((kernel.rows, kernel.a_by_k, kernel.b_by_k), (128, true, true));
+        let shape = kernel.shape(1000, 2000, 3);
+        assert_eq!((shape.grid, shape.threads, shape.shared), ([8, 8, 3], 256, 192 << 10));
+    }
 }

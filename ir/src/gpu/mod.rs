@@ -17,6 +17,7 @@ mod epilogue;
 pub mod fused;
 pub mod gemm;
 mod library;
+pub mod selection;
 
 pub use arch::Arch;
 pub use blas::{Activation, BlasEpilogue, blas_epilogue_of};

@@ -18,10 +18,12 @@ mod reduce;
 mod reshape;
 mod rms_norm;
 mod rope;
+pub mod sample;
 mod select;
 mod slice;
 mod softmax;
 mod structure;
+mod top_k;
 mod transpose;
 mod update;
 
@@ -43,8 +45,10 @@ pub use pad::Pad;
 pub use reduce::Reduce;
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;
+pub use sample::Sample;
 pub use slice::Slice;
 pub use softmax::Softmax;
+pub use top_k::TopK;
 pub use update::Update;
 
 use crate::Diagnostic;
@@ -131,6 +135,9 @@ pub enum Op {
     LayerNorm(LayerNorm),
     Rope(Rope),
     Attention(Attention),
+    // Selection.
+    TopK(TopK),
+    Sample(Sample),
     // Structure.
     Call(FuncId),
     /// Sharded level: the value laid out as the sharding says.
@@ -216,6 +223,8 @@ impl Op {
             Op::LayerNorm(op) => f(op),
             Op::Rope(op) => f(op),
             Op::Attention(op) => f(op),
+            Op::TopK(op) => f(op),
+            Op::Sample(op) => f(op),
             Op::Call(_) => f(&structure::Call(self)),
             Op::Reshard(_) => f(&structure::Reshard(self)),
             Op::Collective(op) => f(op),
@@ -251,6 +260,8 @@ impl Op {
             Op::LayerNorm(_) => "layer_norm",
             Op::Rope(_) => "rope",
             Op::Attention(_) => "attention",
+            Op::TopK(_) => "top_k",
+            Op::Sample(_) => "sample",
             Op::Call(_) => "call",
             Op::Reshard(_) => "reshard",
             Op::Collective(op) => op.name(),

@@ -18,6 +18,8 @@ impl InstrKind {
                 let reads = a.reads().into_iter().map(|(_, view, _)| (view.loc, false));
                 reads.chain([(a.out.loc, true)]).chain(a.scratch.map(|s| (s, true))).collect()
             }
+            InstrKind::TopK(t) => t.views().map(|v| (v.strided.loc, v.write)).to_vec(),
+            InstrKind::Sample(s) => s.views().map(|v| (v.strided.loc, v.write)).to_vec(),
             InstrKind::Rows(r) => vec![(r.table, false), (r.indices, false), (r.out, true)],
             InstrKind::Collective(c) => vec![(c.src, false), (c.dst, true)],
         }
@@ -34,7 +36,7 @@ impl InstrKind {
         let scalars = match self {
             InstrKind::Kernel(l) => l.scalars.iter().all(scalar),
             InstrKind::Rows(r) => scalar(&r.base) && scalar(&r.valid),
-            InstrKind::Gemm(_) | InstrKind::Attention(_) => true,
+            InstrKind::Gemm(_) | InstrKind::Attention(_) | InstrKind::TopK(_) | InstrKind::Sample(_) => true,
             InstrKind::Collective(_) => false,
         };
         scalars && self.extents().iter().all(|e| e.clip.as_ref().is_none_or(|c| free(&c.axes)))

@@ -201,6 +201,8 @@ pub(super) fn locs(kind: &mut InstrKind) -> Vec<&mut Loc> {
         InstrKind::Kernel(l) => l.ptrs.iter_mut().collect(),
         InstrKind::Gemm(g) => vec![&mut g.a.loc, &mut g.b.loc, &mut g.c.loc],
         InstrKind::Attention(a) => a.locs_mut(),
+        InstrKind::TopK(t) => t.locs_mut().into(),
+        InstrKind::Sample(s) => s.locs_mut().into(),
         InstrKind::Rows(r) => vec![&mut r.table, &mut r.indices, &mut r.out],
         InstrKind::Collective(c) => vec![&mut c.src, &mut c.dst],
     }

@@ -166,6 +166,8 @@ fn recomputable(op: &Op) -> bool {
         op,
         Op::DotGeneral(_)
             | Op::Attention(_)
+            | Op::TopK(_)
+            | Op::Sample(_)
             | Op::Softmax(_)
             | Op::RmsNorm(_)
             | Op::LayerNorm(_)

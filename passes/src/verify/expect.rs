@@ -5,6 +5,7 @@ use super::needs::Needs;
 use pcc_ir::ops::{Attention, Collective, Gather, Iota, Literal, ShardBase, Update};
 use pcc_ir::program::{ConstantData, Scalar};
 use pcc_ir::{AxisRef, Clip, Func, Op, Part, Term, Type, ValueId};
+use std::collections::HashSet;
 
 /// A matrix product: the value it makes, and what its operands and its result depend on.
 #[derive(Clone, Debug)]
@@ -33,6 +34,16 @@ pub(super) struct Attends<'a> {
     pub keys: Option<Clip>,
 }
 
+/// A selection: the value it makes, what each operand depends on, with their types, and the root of each result, with its type and whether
+/// anything needs it.
+#[derive(Clone, Debug)]
+pub(super) struct Selects<'a> {
+    pub value: ValueId,
+    pub op: &'a Op,
+    pub operands: Vec<(Needs, &'a Type)>,
+    pub results: Vec<(usize, &'a Type, bool)>,
+}
+
 /// A collective: the value it makes, what its operand depends on.
 #[derive(Clone, Debug)]
 pub(super) struct Exchange<'a> {
@@ -56,6 +67,7 @@ pub(super) struct RowKernel {
 pub(super) struct Expected<'a> {
     pub products: Vec<Product>,
     pub attentions: Vec<Attends<'a>>,
+    pub selections: Vec<Selects<'a>>,
     pub exchanges: Vec<Exchange<'a>>,
     pub rows: Vec<RowKernel>,
     /// Listed constants, in order; constant k is root `args + k`.
@@ -71,10 +83,13 @@ pub(super) struct Expected<'a> {
 /// Reads a local function, the local form of `global` if that is known; instructions that nothing needs are skipped.
 pub(super) fn expected<'a>(func: &'a Func, global: Option<&Func>) -> Expected<'a> {
     let live = live(func);
+    let read = func.insts.iter().zip(&live).filter(|(_, live)| **live).flat_map(|(inst, _)| &inst.args);
+    let needed: HashSet<ValueId> = read.chain(&func.results).copied().collect();
     let is_listed = |op: &Op| matches!(op, Op::Constant(c) if matches!(c.value, Literal::Dense(_)));
     let mut e = Expected {
         products: Vec::new(),
         attentions: Vec::new(),
+        selections: Vec::new(),
         exchanges: Vec::new(),
         rows: Vec::new(),
         constants: Vec::new(),
@@ -105,6 +120,17 @@ pub(super) fn expected<'a>(func: &'a Func, global: Option<&Func>) -> Expected<'a
             continue;
         }
         e.scalars.extend(scalars(&inst.op).into_iter().map(|s| (s, result)));
+        if let Op::TopK(_) | Op::Sample(_) = &inst.op {
+            let operands: Vec<_> = inst.args.iter().map(|&v| (of[index(v)].clone(), func.ty(v))).collect();
+            let mut results = Vec::new();
+            for &v in &inst.results {
+                results.push((e.roots.len(), func.ty(v), needed.contains(&v)));
+                of[index(v)] = Needs::one(e.roots.len());
+                e.roots.push(v);
+            }
+            e.selections.push(Selects { value: result, op: &inst.op, operands, results });
+            continue;
+        }
         let mut root = || {
             e.roots.push(result);
             e.roots.len() - 1

@@ -9,20 +9,22 @@ mod exchange;
 mod kernel;
 mod once;
 mod panels;
+mod selection;
 
 pub(super) use panels::{Reading, readings};
 
 use super::cuts::{Cut, Path};
-use super::expect::{Attends, Exchange, Expected, Product, RowKernel, expected};
+use super::expect::{Attends, Exchange, Expected, Product, RowKernel, Selects, expected};
 use super::fault;
 use super::footprint::Footprint;
 use super::memory::{Buffer, Roots};
 use super::needs::Needs;
 use pcc_ir::mesh::Mesh;
+use pcc_ir::ops::{Sample, TopK};
 use pcc_ir::program::{
     Base, ConstantData, FuncProgram, Gemm, Instr, InstrKind, Loc, Matrix, PackedMatrix, Program, Scalar,
 };
-use pcc_ir::{DType, Diagnostic, Extent, Func, Type, ValueId};
+use pcc_ir::{DType, Diagnostic, Extent, Func, Op, Type, ValueId};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
@@ -141,6 +143,7 @@ struct Run<'a> {
     in_place: Vec<bool>,
     products: usize,
     attentions: usize,
+    selections: usize,
     exchanges: usize,
     rows: usize,
     /// The scalars that the function needs, and whether some kernel has each.
@@ -203,6 +206,7 @@ impl<'a> Run<'a> {
             in_place,
             products: 0,
             attentions: 0,
+            selections: 0,
             exchanges: 0,
             rows: 0,
             known,
@@ -322,6 +326,8 @@ impl<'a> Run<'a> {
             InstrKind::Kernel(launch) => self.kernel(at, launch),
             InstrKind::Gemm(gemm) => self.gemm(at, gemm),
             InstrKind::Attention(call) => self.attention(at, call),
+            InstrKind::TopK(call) => self.select(at, &Op::TopK(TopK { k: call.k as usize }), &call.views()),
+            InstrKind::Sample(call) => self.select(at, &Op::Sample(Sample {}), &call.views()),
             InstrKind::Rows(rows) => self.look_up(at, rows),
             InstrKind::Collective(call) => self.collective(at, call),
         }
@@ -420,6 +426,9 @@ impl<'a> Run<'a> {
         }
         if let Some(Attends { value, .. }) = self.expected.attentions.get(self.attentions) {
             return missing(*value, "is never attended to: no instruction makes it");
+        }
+        if let Some(Selects { value, .. }) = self.expected.selections.get(self.selections) {
+            return missing(*value, "is never selected: no instruction makes it");
         }
         if let Some(Exchange { value, .. }) = self.expected.exchanges.get(self.exchanges) {
             return missing(*value, "is never exchanged: no collective instruction makes it");

@@ -359,6 +359,7 @@ fn check_form(program: &Program) -> Result<(), Diagnostic> {
             ![&a.k, &a.v, &a.out].iter().all(|v| v.dtype == a.q.dtype) || !float(a.q.dtype)
         }
         InstrKind::Kernel(_) | InstrKind::Collective(_) => false,
+        InstrKind::TopK(_) | InstrKind::Sample(_) => false,
     };
     if program.funcs.iter().any(|f| f.instrs.iter().any(|i| unfit(&i.kind))) {
         return damaged("it has an instruction that GPUs do not run");

@@ -9,14 +9,15 @@ use super::{GpuOptions, Gpus};
 use crate::extents::FuncExtents;
 use crate::layout::Layout;
 use crate::machine::{FuncScalars, Groups};
-use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, RANGE_KEYS};
 use pcc_ir::gpu::gemm::{BATCH, GemmKernel};
+use pcc_ir::gpu::selection::{self, ROW_DIMS, TopKKernel};
 use pcc_ir::gpu::{
     BlasEpilogue, Epilogue, LibraryKernel, Shape, blas_epilogue_of, epilogue_of, f32_param, fused,
 };
 use pcc_ir::program::{
     AttentionCall, Base, CollectiveCall, CollectiveKind, EntryProgram, FuncProgram, Gemm, InstrKind, Launch,
-    Loc, Program, Scalar, Slot, Step, Strided,
+    Loc, Program, SampleCall, Scalar, Slot, Step, Strided, TopKCall,
 };
 use pcc_ir::{Diagnostic, Extent, Sizes};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -267,6 +268,8 @@ impl<'a> Call<'a> {
             }
             InstrKind::Gemm(gemm) => self.product(instr, gemm, extent),
             InstrKind::Attention(call) => self.attention(call, extent),
+            InstrKind::TopK(call) => self.top_k(call, extent),
+            InstrKind::Sample(call) => self.sample(call, extent),
             InstrKind::Collective(call) => self.exchange(instr, call, extent),
             // invariant: a program for GPUs has no panels, which loading it checks
             InstrKind::Rows(_) => unreachable!("rows of panels on a GPU"),
@@ -369,7 +372,60 @@ impl<'a> Call<'a> {
         params.push(call.window.unwrap_or(0));
         let shape = kernel.shape(b, s, g, r);
         debug_assert!(kernel.path == AttentionPath::Simt || shape.shared > 0);
-        Work::Library { kernel: LibraryKernel::Attention(kernel), launches: vec![(shape, params)] }
+        let shape = Shape { grid: [shape.grid[0], shape.grid[1], kernel.ranges(t)], ..shape };
+        let mut launches = vec![(LibraryKernel::Attention(kernel), shape, params)];
+        if let (Some(join), Some(scratch)) = (kernel.join(), &call.scratch) {
+            let partials = self.address(scratch);
+            launches[0].2.push(partials);
+            let mut params =
+                vec![partials, self.address(&call.out.loc), b, s, g, r, t.div_ceil(RANGE_KEYS.into()).max(1)];
+            params.extend(call.out.strides.iter().map(|&s| s as u64));
+            launches.push((LibraryKernel::AttentionJoin(join), join.shape(b * s * g * r), params));
+        }
+        Work::Library(launches)
+    }
+
+    fn top_k(&self, call: &TopKCall, extent: impl FnMut(&Extent) -> u64) -> Work {
+        let rows: Vec<u64> = call.rows.iter().map(extent).collect();
+        if rows.contains(&0) {
+            return Work::Nothing;
+        }
+        let kernel = LibraryKernel::TopK(TopKKernel { dtype: call.x.dtype, k: call.k as u32 });
+        let views = [&call.x, &call.values, &call.indices];
+        let (outer, inner) = rows.split_at(rows.len().saturating_sub(ROW_DIMS));
+        let launch = |index: u64| {
+            let (mut rest, mut params) = (index, views.map(|v| self.address(&v.loc)).to_vec());
+            for (dim, &n) in outer.iter().enumerate().rev() {
+                let i = (rest % n) as i64;
+                rest /= n;
+                for (param, view) in params.iter_mut().zip(views) {
+                    *param = param.wrapping_add_signed(i * view.strides[dim] * view.dtype.bytes() as i64);
+                }
+            }
+            params.push(call.n);
+            for _ in inner.len()..ROW_DIMS {
+                params.extend([1, 0, 0, 0]);
+            }
+            for (dim, &n) in inner.iter().enumerate() {
+                params.push(n);
+                params.extend(views.map(|v| v.strides[outer.len() + dim] as u64));
+            }
+            params.extend(views.map(|v| v.strides[rows.len()] as u64));
+            (kernel, selection::shape(inner.iter().product()), params)
+        };
+        Work::Library((0..outer.iter().product()).map(launch).collect())
+    }
+
+    fn sample(&self, call: &SampleCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {
+        let rows = extent(&call.rows);
+        if rows == 0 {
+            return Work::Nothing;
+        }
+        let views = [&call.logits, &call.settings, &call.key, &call.out];
+        let mut params = views.map(|v| self.address(&v.loc)).to_vec();
+        params.extend([rows, call.tokens]);
+        params.extend(views.iter().flat_map(|v| &v.strides).map(|&s| s as u64));
+        Work::Library(vec![(LibraryKernel::Sample, selection::shape(rows), params)])
     }
 
     fn exchange(&self, instr: usize, call: &CollectiveCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {

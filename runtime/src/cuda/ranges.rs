@@ -1,7 +1,7 @@
 //! Which bytes an instruction reads and writes, so that work waits for a collective only where it meets it.
 
 use pcc_ir::kernel::{Kernel, Node};
-use pcc_ir::program::{Base, FuncProgram, InstrKind, Launch, Loc, Program};
+use pcc_ir::program::{Base, FuncProgram, InstrKind, Launch, Loc, Program, View};
 use std::ops::Range;
 
 /// Bytes of the frame or of a slot.
@@ -82,6 +82,8 @@ fn of_instr(program: &Program, func: &FuncProgram, kind: &InstrKind) -> Vec<Touc
             let scratch = call.scratch.iter().map(|loc| scratch(loc, true));
             reads.chain([view(&call.out, call.made(), true)]).chain(scratch).collect()
         }
+        InstrKind::TopK(call) => of_views(&call.views()),
+        InstrKind::Sample(call) => of_views(&call.views()),
         InstrKind::Collective(c) => {
             let bytes = |loc: &Loc, shape: &[u64]| {
                 let bytes = shape.iter().product::<u64>() * c.dtype.bytes() as u64;
@@ -96,6 +98,15 @@ fn of_instr(program: &Program, func: &FuncProgram, kind: &InstrKind) -> Vec<Touc
             .map(|(loc, write)| scratch(loc, write))
             .to_vec(),
     }
+}
+
+fn of_views(views: &[View<'_>]) -> Vec<Touched> {
+    let view = |v: &View<'_>| {
+        let dims = v.extents.iter().map(|e| e.full).zip(v.strided.strides.iter().copied());
+        let (bytes, dense) = reach(&v.strided.loc, v.dtype.bytes(), dims);
+        Touched { base: v.strided.loc.base, bytes, write: v.write, dense }
+    };
+    views.iter().map(view).collect()
 }
 
 fn of_launch(program: &Program, func: &FuncProgram, launch: &Launch) -> Vec<Touched> {

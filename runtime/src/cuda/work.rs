@@ -15,11 +15,8 @@ pub(super) enum Work {
         shape: Shape,
         params: Vec<u64>,
     },
-    /// One launch for each index of outer batch dims that the kernel does not take.
-    Library {
-        kernel: LibraryKernel,
-        launches: Vec<(Shape, Vec<u64>)>,
-    },
+    /// Launches one after another.
+    Library(Vec<(LibraryKernel, Shape, Vec<u64>)>),
     /// Also a launch, if no library of products takes it.
     Product(Box<Product>),
     Exchange(Vec<Move>),

@@ -9,6 +9,7 @@ use crate::kernels::{FEW_ACCESSES, KernelCall};
 use crate::machine::Binding;
 use crate::product::rows::{self, LookUp};
 use crate::product::{self, Product, Shape};
+use crate::selection::{SampleRows, TopRows};
 use crate::trace::NO_INSTR;
 use pcc_ir::Sizes;
 use pcc_ir::kernel_check::MAX_RANK;
@@ -168,6 +169,18 @@ impl Shared {
                     let parts = attention.parts();
                     self.in_parts(parts > 1, worker.number, job(parts), |p| attention.run_part(p));
                     attention.finish();
+                    true
+                }
+                InstrKind::TopK(call) => {
+                    let top = TopRows::bind(call, &binding, counter.instr);
+                    let parts = top.parts();
+                    self.in_parts(parts > 1, worker.number, job(parts), |p| top.run_part(p));
+                    true
+                }
+                InstrKind::Sample(call) => {
+                    let sample = SampleRows::bind(call, &binding, counter.instr);
+                    let parts = sample.parts();
+                    self.in_parts(parts > 1, worker.number, job(parts), |p| sample.run_part(p));
                     true
                 }
                 InstrKind::Rows(rows) => {
@@ -405,6 +418,8 @@ impl Shared {
                 self.run_product(&shape_of(gemm, job.instr, &binding), job.instr, &binding, part);
             }
             Some(InstrKind::Attention(call)) => Attention::bind(call, &binding, job.instr).run_part(part),
+            Some(InstrKind::TopK(call)) => TopRows::bind(call, &binding, job.instr).run_part(part),
+            Some(InstrKind::Sample(call)) => SampleRows::bind(call, &binding, job.instr).run_part(part),
             Some(InstrKind::Rows(rows)) => run_rows(rows, job.instr, &binding, part),
             Some(InstrKind::Collective(call)) => {
                 self.exchange(job.instr, call, binding).run_part(part);

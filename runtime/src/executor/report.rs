@@ -94,6 +94,8 @@ fn kind(instr: &Instr) -> &'static str {
         InstrKind::Kernel(_) => "kernel",
         InstrKind::Gemm(_) => "product",
         InstrKind::Attention(_) => "attention",
+        InstrKind::TopK(_) => "top-k",
+        InstrKind::Sample(_) => "sampling",
         InstrKind::Rows(_) => "look-up",
         InstrKind::Collective(call) => call.kind.name(),
     }

@@ -5,7 +5,7 @@ use pcc_ir::kernel::{Kernel, Node};
 use pcc_ir::mesh::group_size;
 use pcc_ir::program::{
     AttentionCall, BatchDim, CollectiveCall, CollectiveKind, Gemm, InstrKind, Launch, Loc, Matrix, Program,
-    Strided,
+    Strided, View,
 };
 
 /// The work of an instruction on one device.
@@ -43,6 +43,8 @@ pub(super) fn of(
             None => Work::default(),
         },
         InstrKind::Attention(call) => attention(call, extent),
+        InstrKind::TopK(call) => selection(&call.views(), extent),
+        InstrKind::Sample(call) => selection(&call.views(), extent),
         InstrKind::Rows(rows) => {
             let count = extent(&rows.count) as f64;
             let element = rows.dtype.bytes() as f64;
@@ -85,6 +87,13 @@ fn attention(call: &AttentionCall, extent: impl Fn(&Extent) -> u64) -> Work {
         flops: 2.0 * queries * t * (d + e),
         bytes: operands.into_iter().map(|(view, elements)| moved(view, elements)).sum(),
     }
+}
+
+/// A comparison an element of the first operand.
+fn selection(views: &[View<'_>], extent: impl Fn(&Extent) -> u64) -> Work {
+    let elements = |v: &View<'_>| v.extents.iter().map(|e| extent(e) as f64).product::<f64>();
+    let bytes = views.iter().map(|v| elements(v) * v.dtype.bytes() as f64).sum();
+    Work { flops: views.first().map_or(0.0, elements), bytes }
 }
 
 fn kernel_work(kernel: &Kernel, launch: &Launch, extent: impl Fn(&Extent) -> u64) -> Work {

@@ -21,6 +21,8 @@ pub(super) fn check(program: &Program, func: &FuncProgram, kind: &InstrKind) -> 
         InstrKind::Kernel(launch) => check_launch(program, func, launch),
         InstrKind::Gemm(gemm) => check_gemm(func, gemm),
         InstrKind::Attention(call) => super::attention::check(func, call),
+        InstrKind::TopK(call) => super::selection::check_top_k(func, call),
+        InstrKind::Sample(call) => super::selection::check_sample(func, call),
         InstrKind::Rows(rows) => check_rows(program, func, rows),
         InstrKind::Collective(call) => check_collective(&program.mesh, func, call),
     }

@@ -9,6 +9,7 @@ mod instr;
 mod kernel;
 mod launch;
 mod reach;
+mod selection;
 mod team;
 
 use pcc_ir::program::{FuncProgram, Program, VERSION};

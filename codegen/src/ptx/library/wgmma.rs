@@ -3,7 +3,8 @@
 //!
 //! Both operands lie in shared memory as *atoms* of 8 rows of 128 bytes, at multiples of 1024 bytes: 8 rows (columns of b) x 64 of depth, or 8 of depth x
 //! 64 rows (columns). Chunk c of row r lies at place `c ^ r` of the row, the 128-byte swizzle. ("Shared Memory Matrix Layout", "Canonical
-//! Layouts", `Swizzle<3, 4, 3>`.)
+//! Layouts", `Swizzle<3, 4, 3>`.) Descriptors agree with those of CUTLASS (`make_gmma_desc` in `cute/atom/mma_traits_sm90_gmma.hpp`) and, of the order that is not by
+//! k, of ThunderKittens (`st_descriptor`).
 
 use super::value::{Code, Num};
 use pcc_ir::types::DType;

@@ -39,7 +39,7 @@ fn bool_(shape: &[usize]) -> Type {
 }
 
 pub(super) fn cases() -> Vec<Case> {
-    [elementwise(), shapes(), contractions(), indexing(), composites(), structure()]
+    [elementwise(), shapes(), contractions(), indexing(), composites(), selections(), structure()]
         .into_iter()
         .flatten()
         .collect()
@@ -184,6 +184,15 @@ fn composites() -> Vec<Case> {
         all.push(case(Op::Attention(Attention { bf16_bias: true, ..op }), &args));
     }
     all
+}
+
+fn selections() -> Vec<Case> {
+    let sample = case(Op::Sample(sample::Sample {}), &[f32(&[5, 7]), f32(&[5, 2]), Type::i32([5, 4])]);
+    vec![
+        case(Op::TopK(TopK { k: 2 }), &[f32(&[3, 5])]),
+        case(Op::TopK(TopK { k: 4 }), &[f32(&[3, 2, 4])]),
+        sample,
+    ]
 }
 
 /// Ops whose rule allows no split; they are tested where they get their meaning.

@@ -20,7 +20,7 @@ fn has_rule(op: &Op) -> bool {
         Op::Convert(_) | Op::Broadcast(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) => true,
         Op::Concat(_) | Op::Pad(_) | Op::DotGeneral(_) | Op::Reduce(_) | Op::Gather(_) => true,
         Op::Update(_) | Op::Softmax(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Rope(_) => true,
-        Op::Attention(_) => true,
+        Op::Attention(_) | Op::TopK(_) | Op::Sample(_) => true,
         Op::Call(_) | Op::Reshard(_) | Op::Collective(_) | Op::ShardSlice(_) | Op::MaskTail(_) => false,
         Op::Send { .. } | Op::Recv { .. } => false,
     }

@@ -2,7 +2,7 @@
 
 use super::data::{Data, Device, View, decode, rounded_off};
 use super::products::Case;
-use super::{GemmKernel, GemmPath, gemms, ptx_with};
+use super::{GemmKernel, GemmPath, arch_of, gemms, ptx_with};
 use crate::emit::tests::gpu::{keep, ptx};
 use pcc_ir::gpu::{Arch, Epilogue, LibraryKernel, Shape};
 use pcc_ir::kernel::{Access, Kernel, Lane, Node, Store};
@@ -98,7 +98,9 @@ impl Fused {
         LibraryKernel::Gemm(self.case.kernel)
     }
 
+    /// For the architecture, if there can be one.
     fn text(&self, arch: Arch) -> String {
+        let arch = if self.library().exists_for(arch) { arch } else { arch_of(&self.case.kernel) };
         ptx_with(arch, &self.library(), Some(&self.kernel))
     }
 
@@ -201,7 +203,7 @@ fn gemm(path: GemmPath, a: DType, c: DType, rows: u32, by_k: (bool, bool)) -> Ge
 }
 
 fn cases() -> Vec<Fused> {
-    use GemmPath::{Few, Mma, Simt};
+    use GemmPath::{Few, Mma, Simt, Wgmma};
     let (bf16, f16, f32) = (DType::BF16, DType::F16, DType::F32);
     vec![
         Fused::new(gemm(Few, bf16, bf16, 1, (true, true)), (1, 37, 300), 2),
@@ -215,9 +217,12 @@ fn cases() -> Vec<Fused> {
         Fused::new(gemm(Mma, bf16, bf16, 64, (true, true)), (45, 93, 70), 2),
         Fused::new(gemm(Mma, f16, f32, 128, (true, false)), (140, 133, 40), 2),
         Fused::new(gemm(Mma, bf16, f16, 128, (false, true)), (97, 70, 33), 2),
+        Fused::new(gemm(Wgmma, bf16, bf16, 128, (true, true)), (140, 269, 72), 2),
+        Fused::new(gemm(Wgmma, f16, f32, 128, (false, true)), (97, 70, 33), 2),
         Fused::over(3, gemm(Few, bf16, bf16, 4, (true, true)), (4, 21, 90), 3),
         Fused::over(2, gemm(Simt, f32, f32, 64, (true, false)), (66, 67, 19), 3),
         Fused::over(3, gemm(Mma, bf16, f32, 64, (true, true)), (40, 70, 40), 3),
+        Fused::over(2, gemm(Wgmma, bf16, bf16, 128, (true, true)), (70, 130, 40), 3),
     ]
 }
 
@@ -255,7 +260,7 @@ fn epilogues_go_with_every_product() {
 #[test]
 fn mutants_of_epilogues_are_noticed() {
     let cases = cases();
-    for fused in [3, 4, 5, 8, 11, 12, 13].map(|i| &cases[i]) {
+    for fused in [3, 4, 5, 8, 12, 13, 14, 15, 16].map(|i| &cases[i]) {
         let text = fused.text(Arch::Sm80);
         let noticed =
             |text: &str| [1, 2].iter().any(|&seed| fused.check_at(text, fused.shape(), seed).is_err());

@@ -218,7 +218,15 @@ fn warpgroups_of_any_extents_and_orientations() {
     for (i, orientation) in ORIENTATIONS.into_iter().enumerate() {
         let types = [(DType::BF16, DType::F32), (DType::F16, DType::F16), (DType::BF16, DType::BF16)];
         // More turns than there are stages, more columns and rows than a tile has.
-        let shapes = [(1, 1, 1), (7, 33, 16), (129, 16, 40), (70, 300, 328), (33, 257, 129), (130, 131, 448)];
+        let shapes = [
+            (5, 9, 0),
+            (1, 1, 1),
+            (7, 33, 16),
+            (129, 16, 40),
+            (70, 300, 328),
+            (33, 257, 129),
+            (130, 131, 448),
+        ];
         let case = |(j, &shape): (usize, &(u64, u64, u64))| {
             let (dtype, c) = types[(i + j) % 3];
             let alpha = [1.0, -0.625, 3.0][j % 3];
