@@ -222,6 +222,7 @@ fn cases() -> Vec<Fused> {
         Fused::over(3, gemm(Few, bf16, bf16, 4, (true, true)), (4, 21, 90), 3),
         Fused::over(2, gemm(Simt, f32, f32, 64, (true, false)), (66, 67, 19), 3),
         Fused::over(3, gemm(Mma, bf16, f32, 64, (true, true)), (40, 70, 40), 3),
+        Fused::over(2, gemm(Wgmma, bf16, bf16, 128, (true, true)), (70, 130, 40), 3),
     ]
 }
 
@@ -259,7 +260,7 @@ fn epilogues_go_with_every_product() {
 #[test]
 fn mutants_of_epilogues_are_noticed() {
     let cases = cases();
-    for fused in [3, 4, 5, 8, 12, 13, 14, 15].map(|i| &cases[i]) {
+    for fused in [3, 4, 5, 8, 12, 13, 14, 15, 16].map(|i| &cases[i]) {
         let text = fused.text(Arch::Sm80);
         let noticed =
             |text: &str| [1, 2].iter().any(|&seed| fused.check_at(text, fused.shape(), seed).is_err());
