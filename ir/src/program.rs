@@ -69,11 +69,7 @@ pub struct Program {
 impl Program {
     /// Whether an entry draws tokens itself ([`crate::ops::Sample`]): takes `settings` and `key`, and gives `token` instead of `logits`.
     pub fn draws(&self, entry: &str) -> bool {
-        let has = |io: &[IoSpec], name: &str| io.iter().any(|io| io.name == name);
-        let draws = |e: &EntryProgram| {
-            has(&e.inputs, "settings") && has(&e.inputs, "key") && has(&e.outputs, "token")
-        };
-        self.entries.iter().any(|e| e.name == entry && draws(e))
+        self.entries.iter().any(|e| e.name == entry && e.draws())
     }
 }
 
@@ -244,6 +240,14 @@ pub struct EntryProgram {
     pub outputs: Vec<IoSpec>,
     /// One per pipeline stage.
     pub stages: Vec<StageProgram>,
+}
+
+impl EntryProgram {
+    /// As [`Program::draws`].
+    pub fn draws(&self) -> bool {
+        let has = |io: &[IoSpec], name: &str| io.iter().any(|io| io.name == name);
+        has(&self.inputs, "settings") && has(&self.inputs, "key") && has(&self.outputs, "token")
+    }
 }
 
 /// What each device of one stage does for one micro-batch.
