@@ -126,7 +126,7 @@ fn on_gpus(
 const SIMULATOR: &str = "PCC_CUDA_SIM";
 
 /// That of the variable, or that of this executable.
-fn simulator() -> Result<PathBuf, Diagnostic> {
+pub fn simulator() -> Result<PathBuf, Diagnostic> {
     if let Some(folder) = std::env::var_os(SIMULATOR) {
         return Ok(PathBuf::from(folder));
     }

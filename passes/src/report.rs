@@ -13,6 +13,9 @@ pub struct Report {
     pub model: ModelReport,
     pub mode: String,
     pub dtype: String,
+    /// What code was generated for: `cpu`, `sm_90`, ..; empty before any was.
+    #[serde(default)]
+    pub target: String,
     pub mesh: MeshReport,
     pub devices: usize,
     pub entries: Vec<String>,
@@ -159,6 +162,7 @@ pub fn report(program: &Program, stage_seconds: &[f64], cluster: &Cluster) -> Re
             parameters: program.model.parameters,
         },
         mode: "infer".to_owned(),
+        target: String::new(),
         dtype: program.dtype.name().to_owned(),
         mesh: MeshReport { pp: mesh.pp, dp: mesh.dp, cp: mesh.cp, ep: mesh.ep, tp: mesh.tp },
         devices: mesh.devices(),

@@ -335,6 +335,7 @@ fn write_artifact(
     c.program.target.features = built.features;
     c.program.target.object_digest = built.object_digest;
     let mut report = c.report;
+    target.name().clone_into(&mut report.target);
     report.compile.passes.push(pcc_passes::report::PassReport {
         name: "codegen".to_owned(),
         seconds: codegen.elapsed().as_secs_f64(),

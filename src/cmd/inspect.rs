@@ -25,12 +25,13 @@ pub fn text(r: &Report) -> String {
     // A graph of one's own has a family but no model class.
     let kind: Vec<&str> = [&*r.model.family, &*r.model.class].into_iter().filter(|s| !s.is_empty()).collect();
     let mut out = format!(
-        "{} ({}): {} parameters, {}, {}\nmesh pp {} x dp {} x tp {}: {} devices, {} micro-batch(es), entries {}\n",
+        "{} ({}): {} parameters, {}, {}{}\nmesh pp {} x dp {} x tp {}: {} devices, {} micro-batch(es), entries {}\n",
         r.model.name,
         kind.join(", "),
         grouped(r.model.parameters),
         r.mode,
         r.dtype,
+        if r.target.is_empty() { String::new() } else { format!(", for {}", r.target) },
         m.pp,
         m.dp,
         m.tp,

@@ -3,17 +3,23 @@
 use super::{print_json, print_text};
 use crate::codegen_client::CodegenClient;
 use crate::numeric::{self, Comparison};
+use crate::open::{Device, simulator};
 use crate::progress;
 use pcc_ir::Diagnostic;
+use pcc_ir::codegen_protocol::Gpu;
+use pcc_ir::gpu::Arch;
 use pcc_ir::program::{DeviceKind, Program, Storage};
 use pcc_passes::driver;
 use pcc_passes::plan::Plan;
 use pcc_passes::twin::{self, Work};
 use pcc_passes::verify::{CheckInput, check};
-use pcc_runtime::{Artifact, KernelObject, KernelSet, Levels, NoWeights, Options, Session};
+use pcc_runtime::{Artifact, GpuOptions, Gpus, KernelObject, KernelSet, Levels, NoWeights, Options, Session};
 use serde::Serialize;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long ranks on GPUs wait for one another while nothing moves.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -23,6 +29,12 @@ pub struct Args {
     /// on the same mesh; parameters and inputs are random
     #[arg(long)]
     numeric: bool,
+    /// What --numeric runs on: cpu, or for an artifact for GPUs also cuda or cuda-sim (GPUs simulated on this CPU)
+    #[arg(long, value_enum, default_value = "cpu", requires = "numeric")]
+    device: Device,
+    /// Ranks that share a GPU
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "numeric", value_parser = clap::value_parser!(u16).range(1..))]
+    ranks_per_device: u16,
     /// Seed of the parameters and inputs of --numeric
     #[arg(long, default_value_t = 0, requires = "numeric")]
     seed: u64,
@@ -55,6 +67,8 @@ struct Numeric {
     vocab: usize,
     seq: usize,
     devices: usize,
+    /// What kind of devices.
+    device: &'static str,
     rows: usize,
     micro_batches: usize,
     tolerance: f64,
@@ -85,8 +99,8 @@ fn text(o: &Outcome) -> String {
     let Some(n) = &o.numeric else { return out };
     let what = if n.twin { "a shrunken twin" } else { "the program" };
     out += &format!(
-        "\nran {what} ({} parameters, {} calls) on {} virtual devices, {} rows in {} micro-batches, in {:.1} s",
-        n.parameters, n.layers, n.devices, n.rows, n.micro_batches, n.seconds
+        "\nran {what} ({} parameters, {} calls) on {} {}, {} rows in {} micro-batches, in {:.1} s",
+        n.parameters, n.layers, n.devices, n.device, n.rows, n.micro_batches, n.seconds
     );
     for c in &n.outputs {
         out += &format!(
@@ -103,28 +117,36 @@ fn text(o: &Outcome) -> String {
     out
 }
 
+/// The code of what is run.
+enum Code {
+    Cpu(Box<dyn KernelSet>),
+    Gpu(String),
+}
+
 /// Runs the program, or its twin, against the reference.
 fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeric, Diagnostic> {
     let start = Instant::now();
+    let gpus = gpus(args, &artifact)?;
     let spinner = progress::spinner(args.json);
     spinner.set_message("running against the reference evaluator");
     let graph = levels.graph.expanded()?;
     let small = Work::of(&graph, &artifact.program.batch).is_small();
-    let (mut graph, mut program, kernels) = if small {
+    let (mut graph, mut program, code) = if small {
         // A GPU's program runs here as well as there: all it needs is code for its kernels.
-        let own = match artifact.program.target.device() {
-            DeviceKind::Cpu => Some(artifact.kernels()?),
-            DeviceKind::Gpu => None,
+        let own = match (artifact.program.target.device(), &gpus) {
+            (DeviceKind::Cpu, _) => Some(Code::Cpu(artifact.kernels()?)),
+            (DeviceKind::Gpu, Some(_)) => Some(Code::Gpu(artifact.ptx()?)),
+            (DeviceKind::Gpu, None) => None,
         };
         let mut program = artifact.program.expanded()?;
-        let kernels = match own {
-            Some(kernels) => kernels,
-            None => kernels_here(CodegenClient::spawn(), &mut program)?,
+        let code = match own {
+            Some(code) => code,
+            None => Code::Cpu(kernels_here(CodegenClient::spawn(), &mut program)?),
         };
-        (graph.into_owned(), program, kernels)
+        (graph.into_owned(), program, code)
     } else {
         drop(graph);
-        compile_twin(&artifact, &levels)?
+        compile_twin(&artifact, &levels, gpus.is_some())?
     };
     twin::randomise(&mut graph, args.seed);
     // The checker has proved that the program has the graph's parameters, in the same order.
@@ -136,7 +158,13 @@ fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeri
         }
     }
     let options = Options { workers: args.workers, ..Options::default() };
-    let mut session = Session::new(program, kernels, &NoWeights, &options, &|_, _| {})?;
+    let mut session = match (code, gpus) {
+        (Code::Gpu(ptx), Some(gpus)) => {
+            Session::on_gpus(program, ptx, &NoWeights, &options, &gpus, &|_, _| {})?
+        }
+        (Code::Cpu(kernels), None) => Session::new(program, kernels, &NoWeights, &options, &|_, _| {})?,
+        _ => return Err(Diagnostic::internal("code for another device than the one asked for")),
+    };
     let outputs = numeric::compare(&mut session, &graph, args.seed).map_err(|d| {
         let place = d.place.as_ref().filter(|_| !small).map(|p| format!("{p}, of the model's shrunken twin"));
         if let Some(place) = place { d.at(place) } else { d }
@@ -150,6 +178,11 @@ fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeri
         vocab: program.model.vocab,
         seq: program.model.seq,
         devices: program.mesh.devices(),
+        device: match args.device {
+            Device::Cpu => "virtual devices",
+            Device::Cuda => "ranks on GPUs",
+            Device::CudaSim => "ranks on simulated GPUs",
+        },
         rows: program.batch.batch,
         micro_batches: program.batch.micro_batches,
         tolerance: numeric::tolerance(program.dtype),
@@ -158,11 +191,32 @@ fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeri
     })
 }
 
+/// The GPUs to run on, if any.
+///
+/// # Errors
+/// The artifact is for the CPU.
+fn gpus(args: &Args, artifact: &Artifact) -> Result<Option<GpuOptions>, Diagnostic> {
+    let gpus = match args.device {
+        Device::Cpu if args.ranks_per_device > 1 => {
+            return Err(Diagnostic::usage("--ranks-per-device is about GPUs")
+                .help("give --device cuda or cuda-sim as well"));
+        }
+        Device::Cpu => return Ok(None),
+        Device::Cuda => Gpus::Real,
+        Device::CudaSim => Gpus::Simulated(simulator()?),
+    };
+    // Says what it is for.
+    artifact.ptx()?;
+    let ranks_per_device = args.ranks_per_device.into();
+    Ok(Some(GpuOptions { gpus, ranks_per_device, patience: PATIENCE }))
+}
+
 /// Shrinks the model and compiles it as the artifact was: the same mesh, shardings and stages.
 fn compile_twin(
     artifact: &Artifact,
     levels: &Levels,
-) -> Result<(pcc_ir::Module, Program, Box<dyn KernelSet>), Diagnostic> {
+    on_gpus: bool,
+) -> Result<(pcc_ir::Module, Program, Code), Diagnostic> {
     let client = CodegenClient::spawn();
     let plan = Plan::from_json(&artifact.plan.to_string())?;
     let twin = twin::twin(&levels.graph, &plan, &artifact.program.batch, &artifact.program.model)?;
@@ -180,8 +234,44 @@ fn compile_twin(
     };
     let compiled = driver::compile(twin.graph, &options)?;
     let mut program = compiled.program;
-    let kernels = kernels_here(client, &mut program)?;
-    Ok((compiled.graph, program, kernels))
+    let code = match Arch::parse(&artifact.program.target.name).filter(|_| on_gpus) {
+        Some(arch) => {
+            artifact.program.target.name.clone_into(&mut program.target.name);
+            Code::Gpu(ptx(client?, &mut program, arch)?)
+        }
+        None => Code::Cpu(kernels_here(client, &mut program)?),
+    };
+    Ok((compiled.graph, program, code))
+}
+
+/// Generates the kernels of a program for a GPU.
+fn ptx(client: CodegenClient, program: &mut Program, arch: Arch) -> Result<String, Diagnostic> {
+    let folder = scratch()?;
+    let object = folder.path().join("kernels.ptx");
+    let gpu = Gpu { arch, library: pcc_ir::gpu::library(program) };
+    build(client, program, Some(gpu), &object)?;
+    std::fs::read_to_string(&object)
+        .map_err(|e| Diagnostic::internal("the kernels cannot be read").why(e.to_string()))
+}
+
+fn scratch() -> Result<crate::interrupt::Unfinished, Diagnostic> {
+    crate::interrupt::Unfinished::scratch("twin")
+        .map_err(|e| Diagnostic::run("no temporary folder can be made for the kernels").why(e.to_string()))
+}
+
+/// Generates code, and tells the program the kernels' symbols.
+fn build(
+    client: CodegenClient,
+    program: &mut Program,
+    gpu: Option<Gpu>,
+    out: &Path,
+) -> Result<(), Diagnostic> {
+    let kernels: Vec<_> = program.kernels.values().cloned().collect();
+    let built = client.build(&kernels, gpu, out)?;
+    for (kernel, symbol) in program.kernels.values_mut().zip(&built.symbols) {
+        kernel.name.clone_from(symbol);
+    }
+    Ok(())
 }
 
 /// Generates the kernels of a program for this machine's CPU.
@@ -192,14 +282,9 @@ fn kernels_here(
     if program.kernels.is_empty() {
         return Ok(Box::new(pcc_runtime::Interpreter::new([])));
     }
-    let folder = crate::interrupt::Unfinished::scratch("twin")
-        .map_err(|e| Diagnostic::run("no temporary folder can be made for the kernels").why(e.to_string()))?;
+    let folder = scratch()?;
     let object = folder.path().join("kernels.x86.so");
-    let kernels: Vec<_> = program.kernels.values().cloned().collect();
-    let built = client?.build(&kernels, None, &object)?;
-    for (kernel, symbol) in program.kernels.values_mut().zip(&built.symbols) {
-        kernel.name.clone_from(symbol);
-    }
+    build(client?, program, None, &object)?;
     // The mapping outlives the file.
     Ok(Box::new(KernelObject::load(&object, program.kernels.values())?))
 }

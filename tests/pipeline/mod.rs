@@ -7,6 +7,8 @@
 mod graph;
 #[path = "../../passes/tests/random_partitions/rng.rs"]
 mod rng;
+#[path = "../../passes/tests/random_partitions/selection.rs"]
+mod selection;
 #[path = "../../passes/tests/random_partitions/sharded.rs"]
 mod sharded;
 
@@ -59,8 +61,7 @@ fn one(seed: u64) -> Result<usize, String> {
     };
     // An entry's results are never partial.
     let whole = |v: &pcc_ir::ValueId| b.sharding(*v).partial.is_empty();
-    let made = b.f.insts.iter().map(|i| i.results[0]).filter(whole);
-    b.f.results = made.collect::<Vec<_>>().into_iter().rev().take(3).collect();
+    b.f.results = b.made().into_iter().filter(whole).rev().take(3).collect();
     b.f.results.dedup();
     if b.f.results.is_empty() {
         return Ok(0);

@@ -44,8 +44,7 @@ fn one(seed: u64) -> Result<usize, String> {
     let whole = |v: &ValueId| b.sharding(*v).partial.is_empty();
     // Without a labelled dim an output is over all positions or rows, and short runs are refused.
     let usable = |v: &ValueId| whole(v) && found.values().all(|(n, _)| b.f.ty(*v).shape.contains(n));
-    let made = b.f.insts.iter().map(|i| i.results[0]).filter(usable);
-    b.f.results = made.collect::<Vec<_>>().into_iter().rev().take(3).collect();
+    b.f.results = b.made().into_iter().filter(usable).rev().take(3).collect();
     b.f.results.dedup();
     if b.f.results.is_empty() || found.is_empty() {
         return Ok(0);

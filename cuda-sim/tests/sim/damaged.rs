@@ -57,6 +57,34 @@ st.global.u32 [%rd5], %r18;",
     )
 }
 
+/// A product of a warpgroup, over 4 KiB of shared memory. Descriptors are of no swizzle, the offsets 1024 and 128 bytes.
+fn warpgroup() -> String {
+    let body = ".reg .f32 %d<4>; .reg .pred %adds;
+mov.u64 %rd6, dyn;
+mul.wide.u32 %rd7, %r1, 32;
+add.s64 %rd8, %rd6, %rd7;
+mov.b32 %r2, 0;
+st.shared.v4.b32 [%rd8], {%r2, %r2, %r2, %r2};
+st.shared.v4.b32 [%rd8+16], {%r2, %r2, %r2, %r2};
+fence.proxy.async.shared::cta;
+bar.sync 0;
+shr.u64 %rd9, %rd6, 4;
+or.b64 %rd9, %rd9, 34363932672;
+setp.ne.b32 %adds, %r2, 0;
+wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%d0, %d1, %d2, %d3}, %rd9, %rd9, %adds, 1, 1, 0, 0;
+wgmma.commit_group.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%d0, %d1, %d2, %d3}, %rd9, %rd9, 1, -1, 1, 0, 0;
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 1;
+wgmma.wait_group.sync.aligned 0;
+add.f32 %d0, %d1, %d2;
+st.global.f32 [%rd5], %d0;";
+    kernel(body)
+        .replace(".target sm_90\n", ".target sm_90a\n")
+        .replace(".param .u64 pb)", ".param .u64 pb) .reqntid 128")
+}
+
 fn damage(text: &str, random: &mut Random) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     for _ in 0..1 + random.next() % 3 {
@@ -122,8 +150,8 @@ fn attempt(text: &str, seed: u64) -> bool {
             kernel,
             device: 0,
             grid: [1; 3],
-            block: [64, 1, 1],
-            shared: 1024,
+            block: [kernel.threads.unwrap_or(64).min(1024), 1, 1],
+            shared: 4096,
             params: &params,
             seed,
         };
@@ -138,9 +166,10 @@ fn damaged_texts_never_panic() {
         include_str!("../kernels/softmax.ptx").to_owned(),
         include_str!("../kernels/wide.ptx").to_owned(),
         include_str!("../kernels/mixed.ptx").to_owned(),
+        warpgroup(),
     ];
     assert!(Run::new("", 1).bytes(&[], 1).is_err());
-    assert!(attempt(&texts[0], 1));
+    assert!(attempt(&texts[0], 1) && attempt(&texts[4], 1));
     let count = std::env::var("DAMAGED_TEXTS").map_or(300, |n| n.parse().unwrap());
     let mut random = Random(count);
     let mut ran = 0;

@@ -382,13 +382,8 @@ impl Clips {
 
     /// Dims of operands that pass to the result are read as far as the result is made; others whole.
     fn need_by_rule(&mut self, id: FuncId, inst: &Inst, rule: &Rule, func: &Func) -> bool {
-        let &[result] = &inst.results[..] else {
-            // Results may be needed differently: all of all of them is made.
-            let whole = |&v: &ValueId| (0..func.ty(v).rank()).map(move |d| (v, d));
-            let all: Vec<_> = inst.args.iter().chain(&inst.results).flat_map(whole).collect();
-            return all.into_iter().fold(false, |changed, (v, d)| self.need(id, v, d, None) || changed);
-        };
-        let mut changed = false;
+        let Some(&result) = inst.results.first() else { return false };
+        let mut changed = self.need_alike_results(id, inst, rule);
         // Rows are looked up in one loop: what an outer dim repeats is read whole.
         let looked_up = |i: usize, d: usize| {
             let shape = |v: ValueId| &func.ty(v).shape;
@@ -396,9 +391,9 @@ impl Clips {
                 && shape(inst.args[1])[..d].iter().any(|&n| n > 1)
         };
         let whole = |fs: &[usize]| fs.iter().any(|&f| rule.factors[f].kind == FactorKind::Replicate);
-        for (d, fs) in rule.results[0].iter().enumerate() {
-            if whole(fs) {
-                changed |= self.need(id, result, d, None);
+        for (&v, dims) in inst.results.iter().zip(&rule.results) {
+            for (d, _) in dims.iter().enumerate().filter(|(_, fs)| whole(fs)) {
+                changed |= self.need(id, v, d, None);
             }
         }
         for (i, (&v, dims)) in
@@ -412,6 +407,25 @@ impl Clips {
                 }
                 let to = rule.results[0].iter().position(|r| fs.len() == 1 && r == fs);
                 let read = to.and_then(|r| self.clip(id, result, r)).filter(|_| !looked_up(i, d));
+                changed |= self.need(id, v, d, read.as_ref());
+            }
+        }
+        changed
+    }
+
+    /// One loop makes all results: of a dim that they share each is made as far as any is needed.
+    fn need_alike_results(&mut self, id: FuncId, inst: &Inst, rule: &Rule) -> bool {
+        let Some(dims) = rule.results.first().filter(|_| inst.results.len() > 1) else { return false };
+        let mut changed = false;
+        for fs in dims {
+            let place = |(&v, dims): (&ValueId, &Vec<Vec<usize>>)| {
+                Some((v, dims.iter().position(|other| other == fs)?))
+            };
+            let alike: Vec<_> = inst.results.iter().zip(&rule.results).filter_map(place).collect();
+            let need = |&&(v, d): &&(ValueId, usize)| Some(self.funcs.get(&id)?.dim(v, d)?.need);
+            let Some(&(most, at)) = alike.iter().max_by_key(need) else { continue };
+            let read = self.clip(id, most, at);
+            for (v, d) in alike {
                 changed |= self.need(id, v, d, read.as_ref());
             }
         }

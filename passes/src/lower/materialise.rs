@@ -143,6 +143,16 @@ impl Planner<'_> {
         }
     }
 
+    /// Whether `v` may be a view that reads an element several times.
+    fn repeats(&self, v: ValueId) -> bool {
+        match self.def.get(&v).map(|&at| &self.func.insts[at]) {
+            Some(inst) if is_view(&inst.op) => {
+                matches!(inst.op, Op::Broadcast(_)) || self.repeats(inst.args[0])
+            }
+            _ => false,
+        }
+    }
+
     /// Whether `v` will have a row-major view if its base is owned.
     fn is_dense_source(&self, v: ValueId) -> bool {
         match self.def.get(&v).map(|&at| &self.func.insts[at]) {
@@ -165,7 +175,11 @@ impl Planner<'_> {
             }
         }
         for (i, &a) in inst.args.iter().enumerate() {
-            if inst.op.reads(i) && !reads_inlined(&inst.op, i) {
+            // Rows are selected from where each element has a place of its own.
+            let repeated = matches!(inst.op, Op::TopK(_) | Op::Sample(_)) && self.repeats(a);
+            if repeated {
+                self.own(a);
+            } else if inst.op.reads(i) && !reads_inlined(&inst.op, i) {
                 self.own_base(a);
             }
         }

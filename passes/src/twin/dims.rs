@@ -270,6 +270,12 @@ fn fixed_dims(f: &Func, inst: &Inst) -> Vec<(ValueId, usize)> {
         Op::Concat(d) if inst.args.len() > 1 => both(vec![*d]),
         // The rotated part of a head is tied to the number of angles.
         Op::Rope(_) => inst.args.iter().filter_map(|&v| Some((v, f.ty(v).rank().checked_sub(1)?))).collect(),
+        // There are k of n; an n that many are kept of stays, so that there still are.
+        Op::TopK(top) => {
+            let last = |&v: &ValueId| Some((v, f.ty(v).rank().checked_sub(1)?));
+            let row = inst.args.iter().filter(|_| top.k > FEW);
+            inst.results.iter().chain(row).filter_map(last).collect()
+        }
         _ => Vec::new(),
     }
 }

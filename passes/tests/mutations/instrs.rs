@@ -316,6 +316,8 @@ pub fn addresses<'a>(kind: &'a mut InstrKind, p: &Program) -> Vec<(&'a mut Loc, 
             let read = read.chain(&mut a.q_pos).chain(&mut a.slopes).map(|v| (&mut v.loc, false));
             read.chain([(&mut a.out.loc, true)]).chain(a.scratch.iter_mut().map(|l| (l, true))).collect()
         }
+        InstrKind::TopK(t) => t.locs_mut().into_iter().zip([false, true, true]).collect(),
+        InstrKind::Sample(s) => s.locs_mut().into_iter().zip([false, false, false, true]).collect(),
         InstrKind::Rows(r) => vec![(&mut r.table, false), (&mut r.indices, false), (&mut r.out, true)],
         InstrKind::Collective(c) => vec![(&mut c.src, false), (&mut c.dst, true)],
     }

@@ -1,6 +1,7 @@
 //! Random functions: which ops, on which values.
 
 use super::rng::Rng;
+use super::selection::select;
 use super::sharded::Builder;
 use pcc_ir::ops::*;
 use pcc_ir::{DType, Mesh, Op, ReduceKind, Sharding, Type, ValueId};
@@ -19,6 +20,7 @@ pub fn grow(b: &mut Builder, count: usize) {
             live.push(v);
         }
     }
+    select(b, &live);
 }
 
 /// A new function with random arguments.

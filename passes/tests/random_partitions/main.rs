@@ -9,6 +9,7 @@ mod graph;
 mod mutants;
 mod oracle;
 mod rng;
+mod selection;
 mod sharded;
 
 use oracle::{arguments, check_claims, compare};
@@ -45,7 +46,7 @@ fn random_partitions_equal_the_reference() {
     for kind in ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shard_slice", "mask_tail"] {
         assert!(alone || counts.get(kind).is_some_and(|&n| n >= 40), "too few {kind}: {counts:?}");
     }
-    for kind in ["rewritten", "sums of terms"] {
+    for kind in ["rewritten", "sums of terms", "top_k", "sample"] {
         assert!(alone || counts.get(kind).is_some_and(|&n| n >= 5), "too few {kind}: {counts:?}");
     }
 }
@@ -66,9 +67,9 @@ fn single(seed: u64, counts: &mut Counts) -> Result<(), String> {
         2 => graph::linear(rng, mesh, "main", count),
         _ => graph::random(rng, mesh, "main", count),
     };
-    let made: Vec<_> =
-        b.f.insts.iter().filter(|i| !matches!(i.op, Op::Reshard(_))).map(|i| i.results[0]).collect();
-    b.f.results = made.iter().rev().take(3).copied().collect();
+    let reshards = b.f.insts.iter().filter(|i| matches!(i.op, Op::Reshard(_)));
+    let reshards: Vec<_> = reshards.map(|i| i.results[0]).collect();
+    b.f.results = b.made().into_iter().rev().filter(|v| !reshards.contains(v)).take(3).collect();
     let mut module = Module { name: "random".into(), mesh, ..Module::default() };
     let id = module.funcs.push(b.f.clone());
     module.entries.push(entry(id, b.f.args.len(), b.f.results.len()));
@@ -192,6 +193,8 @@ fn count(local: &Module, counts: &mut Counts) {
             Op::Collective(Collective::AllToAll { .. }) => "all_to_all",
             Op::ShardSlice(_) => "shard_slice",
             Op::MaskTail(_) => "mask_tail",
+            Op::TopK(_) => "top_k",
+            Op::Sample(_) => "sample",
             _ => continue,
         };
         *counts.entry(name).or_default() += 1;

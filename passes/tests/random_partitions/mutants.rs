@@ -178,6 +178,7 @@ fn change_op(op: &mut Op, axes: &[Vec<AxisRef>], rng: &mut Rng) {
         Op::Unary(k) => *k = [UnaryKind::Neg, UnaryKind::Exp, UnaryKind::Tanh][rng.below(3)],
         Op::Reduce(r) => r.kind = [ReduceKind::Sum, ReduceKind::Max, ReduceKind::Min][rng.below(3)],
         Op::Softmax(s) => s.dim = rng.below(3),
+        Op::TopK(t) => extent(&mut t.k, rng),
         Op::Gather(g) => g.base = None,
         Op::Update(u) => u.base = None,
         Op::Iota(i) => i.base = None,

@@ -11,6 +11,8 @@ pub struct Builder {
     pub f: Func,
     /// Values of the range of integers that integer arguments may hold.
     pub ranges: Vec<(ValueId, i64, i64)>,
+    /// Values that are no results of the function.
+    pub hidden: Vec<ValueId>,
     /// Ways to cut the mesh into axes; each op uses one.
     views: Vec<Vec<AxisRef>>,
     /// How often, in percent, an op takes its operands as they are placed rather than as it pleases.
@@ -58,7 +60,14 @@ fn views(mesh: &Mesh) -> Vec<Vec<AxisRef>> {
 
 impl Builder {
     pub fn new(rng: Rng, mesh: Mesh, name: &str) -> Self {
-        Self { rng, f: Func::new(name), ranges: Vec::new(), views: views(&mesh), steady: 65 }
+        Self {
+            rng,
+            f: Func::new(name),
+            ranges: Vec::new(),
+            hidden: Vec::new(),
+            views: views(&mesh),
+            steady: 65,
+        }
     }
 
     pub fn sharding(&self, v: ValueId) -> &Sharding {
@@ -135,6 +144,11 @@ impl Builder {
 
     /// Adds an op on the values, resharded as a random split of its factors wants. Panics when the op does not fit them.
     pub fn op(&mut self, op: Op, args: &[ValueId]) -> ValueId {
+        self.ops(op, args)[0]
+    }
+
+    /// As [`Builder::op`]; all results.
+    pub fn ops(&mut self, op: Op, args: &[ValueId]) -> Vec<ValueId> {
         let types: Vec<Type> = args.iter().map(|&v| self.f.ty(v).clone()).collect();
         let types: Vec<&Type> = types.iter().collect();
         let results = op.infer(&types).expect("the op fits");
@@ -155,18 +169,27 @@ impl Builder {
                 split[f].pop();
             }
         }
+        let others: Vec<Sharding> = (1..results.len()).map(|i| rule.result_sharding(i, &split)).collect();
         let mut made = rule.result_sharding(0, &split);
         let mut wanted: Vec<Sharding> = (0..args.len()).map(|i| rule.operand_sharding(i, &split)).collect();
         self.keep_partials(&op, args, &mut wanted, &mut made);
         let args: Vec<_> = args.iter().zip(wanted).map(|(&v, s)| self.reshard(v, s)).collect();
-        let v = self.f.push(op, args, results, "")[0];
+        let mut results = self.f.push(op, args, results, "");
         let partial = !made.partial.is_empty();
-        self.f.values[v].sharding = Some(made);
-        if partial && self.rng.chance(40) && self.steady < 90 {
-            let reduced = self.any_sharding(self.f.ty(v).rank());
-            return self.reshard(v, reduced);
+        for (&v, s) in results.iter().zip(std::iter::once(made).chain(others)) {
+            self.f.values[v].sharding = Some(s);
         }
-        v
+        if partial && self.rng.chance(40) && self.steady < 90 {
+            let reduced = self.any_sharding(self.f.ty(results[0]).rank());
+            results[0] = self.reshard(results[0], reduced);
+        }
+        results
+    }
+
+    /// What the function may give as results: all that ops make, but for what is hidden.
+    pub fn made(&self) -> Vec<ValueId> {
+        let made = self.f.insts.iter().flat_map(|i| i.results.iter().copied());
+        made.filter(|v| !self.hidden.contains(v)).collect()
     }
 
     /// Splits factors as the operands are split already, as far as the rule allows.

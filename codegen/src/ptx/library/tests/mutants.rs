@@ -155,11 +155,6 @@ const WAIT_3: Change = Replace("cp.async.wait_group \t2;", "cp.async.wait_group 
 const NO_WAIT_0: Change = Replace("cp.async.wait_group \t0;", "");
 const WAIT_1: Change = Replace("cp.async.wait_group \t0;", "cp.async.wait_group \t1;");
 
-/// Ranges begin elsewhere.
-const RANGE: Change = Replace("shl.b64", "shr.u64");
-/// What is not there is read.
-const NO_SUM: Change = Replace("setp.neu.f32", "setp.leu.f32");
-
 const NO_WAIT_COPY: Change = Replace("cp.async.wait_group \t1;", "");
 const WAIT_COPY_2: Change = Replace("cp.async.wait_group \t1;", "cp.async.wait_group \t2;");
 const NO_PROXY_FENCE: Change = Replace("fence.proxy.async.shared::cta;", "");
@@ -207,6 +202,11 @@ const A_BY_M: Change = Replace("1, 1, 0, 0;", "1, 1, 1, 0;");
 const B_BY_N: Change = Replace("1, 1, 0, 0;", "1, 1, 0, 1;");
 const A_BY_K: Change = Replace("1, 1, 1, 1;", "1, 1, 0, 1;");
 const B_BY_K: Change = Replace("1, 1, 1, 1;", "1, 1, 1, 0;");
+
+/// Ranges begin elsewhere.
+const RANGE: Change = Replace("shl.b64", "shr.u64");
+/// What is not there is read.
+const NO_SUM: Change = Replace("setp.neu.f32", "setp.leu.f32");
 
 /// Changes that are noticed wherever they are made; of many places some are tried.
 const NOTICED: [(&str, &[Change]); 15] = [
