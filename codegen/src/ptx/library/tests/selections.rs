@@ -263,7 +263,7 @@ const OFTEN: [(&str, &str); 5] = [
     ("atom.shared.add.u32", "atom.shared.max.u32"),
     (", 1, 31, -1;", ", 2, 31, -1;"),
     ("setp.nan.f32", "setp.num.f32"),
-    ("setp.ge.u64", "setp.gt.u64"),
+    ("setp.le.u64", "setp.lt.u64"),
     ("shl.b32", "shr.u32"),
 ];
 
@@ -280,10 +280,11 @@ fn mutants(text: &str, (from, to): (&str, &str)) -> Vec<String> {
 
 #[test]
 fn mutants_of_selections_are_noticed() {
-    let top = Top { n: 1100, k: 520, logit: no_number, rows: [1, 1, 2], ..TOP };
-    let tops = [top, Top { n: 9000, k: 520, logit: ties, rows: [1, 1, 1], ..TOP }, Top { n: 511, k: 40, ..top }];
+    let top = Top { n: 1100, k: 40, logit: no_number, rows: [1, 2, 2], ..TOP };
+    let tops =
+        [top, Top { n: 9000, k: 40, logit: ties, rows: [1, 1, 1], ..TOP }, Top { n: 511, k: 40, ..top }];
     let draw = Draw { top_p: 0.7, top_k: 900, ..DRAW };
-    let draws = [(9000, ties), (1100, spread), (90, no_number)];
+    let draws: [(u64, Logit); 3] = [(9000, ties), (1100, spread), (90, no_number)];
     let draws = draws.map(|(n, logit)| Draws { n, logit, draw, ..DRAWS });
     let [top_k, sample] = [tops[0].kernel(), LibraryKernel::Sample].map(|kernel| ptx(Arch::Sm80, &kernel));
     let fault = |text: &str, of_sample: bool| match of_sample {
