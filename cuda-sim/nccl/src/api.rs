@@ -62,7 +62,7 @@ pub extern "C" fn ncclGetUniqueId(id: Out<UniqueId>) -> Outcome {
 fn init(comm: &Out<u64>, size: c_int, id: UniqueId, rank: c_int, blocks: bool) -> Outcome {
     let mut handle = 0;
     let joined = call(|driver| {
-        check((driver.comm_join)(&id.0, size, rank, &mut handle))?;
+        check((driver.comm_join)(&id.0, size, rank, i32::from(!blocks), &mut handle))?;
         comm.set(handle)
     });
     match (joined, blocks) {
@@ -89,7 +89,11 @@ pub extern "C" fn ncclCommInitRankConfig(
         true
     } else {
         // SAFETY: not null, so the caller promised an `ncclConfig_t`, which begins like this in every version.
-        unsafe { config.read() }.blocking != 0
+        let config = unsafe { config.read() };
+        if config.magic != 0xcafe_beef || config.version < 21_400 || config.size < size_of::<Config>() {
+            return group::note(abi::INVALID_ARGUMENT);
+        }
+        config.blocking != 0
     };
     init(&comm, size, id, rank, blocks)
 }
@@ -116,7 +120,7 @@ pub extern "C" fn ncclCommInitAll(comms: *mut u64, count: c_int, devices: *const
             if (driver.retain_primary)(&mut context, device) != 0 || (driver.set_context)(context) != 0 {
                 return Err(abi::UNHANDLED_CUDA_ERROR);
             }
-            check((driver.comm_join)(&id, count as c_int, rank as c_int, comm))
+            check((driver.comm_join)(&id, count as c_int, rank as c_int, 0, comm))
         });
         (driver.set_context)(before);
         joined?;

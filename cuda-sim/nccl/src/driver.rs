@@ -40,7 +40,7 @@ macro_rules! functions {
 
 functions! {
     comm_id = c"pcc_sim_comm_id": fn(*mut [u8; ID_BYTES]) -> Outcome;
-    comm_join = c"pcc_sim_comm_join": fn(*const [u8; ID_BYTES], i32, i32, *mut u64) -> Outcome;
+    comm_join = c"pcc_sim_comm_join": fn(*const [u8; ID_BYTES], i32, i32, i32, *mut u64) -> Outcome;
     comm_wait = c"pcc_sim_comm_wait": fn(u64) -> Outcome;
     comm_submit = c"pcc_sim_comm_submit": fn(*const Op, usize) -> Outcome;
     comm_leave = c"pcc_sim_comm_leave": fn(u64, u32) -> Outcome;

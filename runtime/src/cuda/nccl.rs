@@ -2,8 +2,11 @@
 //!
 //! The library is looked for by its own names (a table rather than a binding's loader): wheels and distributions ship `libnccl.so.2`, without the
 //! plain `libnccl.so` of a development package.
+//!
+//! Communicators are nonblocking: a call returns at once, and whoever made it asks until it is done, or until the run ends for another reason. A
+//! blocking one would wait for ever for a rank that does not come. (NCCL user guide, "Fault Tolerance".)
 
-use super::control::lock;
+use super::control::{Control, Look, Stopped, lock};
 use super::work::{Among, AmongKind};
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
@@ -11,8 +14,8 @@ use pcc_ir::{DType, Diagnostic, ReduceKind};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 /// Where NCCL is, when it is at no usual place.
 const VARIABLE: &str = "PCC_NCCL";
@@ -42,6 +45,26 @@ impl UniqueId {
     }
 }
 
+/// The beginning of `ncclConfig_t` as NCCL 2.14 has it; newer versions take what they added since as not given.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    unused: c_int,
+}
+
+impl Config {
+    const NONBLOCKING: Self = Self {
+        size: size_of::<Self>(),
+        magic: 0xcafe_beef,
+        version: 21_400,
+        blocking: 0,
+        unused: c_int::MIN,
+    };
+}
+
 macro_rules! table {
     ($($field:ident = $symbol:literal: fn($($arg:ty),*) -> $out:ty;)*) => {
         /// The functions used.
@@ -60,7 +83,8 @@ macro_rules! table {
 
 table! {
     unique_id = b"ncclGetUniqueId\0": fn(*mut UniqueId) -> Code;
-    init = b"ncclCommInitRank\0": fn(*mut Comm, c_int, UniqueId, c_int) -> Code;
+    init = b"ncclCommInitRankConfig\0": fn(*mut Comm, c_int, UniqueId, c_int, *const Config) -> Code;
+    finalize = b"ncclCommFinalize\0": fn(Comm) -> Code;
     abort = b"ncclCommAbort\0": fn(Comm) -> Code;
     destroy = b"ncclCommDestroy\0": fn(Comm) -> Code;
     async_error = b"ncclCommGetAsyncError\0": fn(Comm, *mut Code) -> Code;
@@ -91,13 +115,42 @@ pub(super) struct Nccl {
 /// A communicator of NCCL, which is ended once.
 struct Handle {
     comm: Comm,
-    ended: AtomicBool,
+    /// Whether it was ended; locked during every call, none of which waits for other ranks.
+    ended: Mutex<bool>,
 }
 
-// SAFETY: NCCL allows a communicator to be aborted by another thread than the one that uses it.
+/// How long a call of a communicator may take before it is ended under its hands: the call is stuck.
+const STUCK: Duration = Duration::from_secs(2);
+
+// SAFETY: NCCL allows a communicator to be used by other threads than the one that made it, one at a time, which the lock in it sees to, and
+// to be aborted at any time.
 unsafe impl Send for Handle {}
-// SAFETY: as above; all else is done by the thread that joined.
+// SAFETY: as above.
 unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// Locks it, for as long as a call is made.
+    ///
+    /// # Errors
+    /// It was ended.
+    fn live(&self) -> Result<MutexGuard<'_, bool>, String> {
+        let ended = lock(&self.ended);
+        if *ended { Err("the communicator was ended".to_owned()) } else { Ok(ended) }
+    }
+
+    /// Locks it to end it; `None` where a call does not come back.
+    fn last(&self) -> Option<MutexGuard<'_, bool>> {
+        let since = Instant::now();
+        loop {
+            match self.ended.try_lock() {
+                Ok(ended) => return Some(ended),
+                Err(TryLockError::Poisoned(ended)) => return Some(PoisonError::into_inner(ended)),
+                Err(TryLockError::WouldBlock) if since.elapsed() > STUCK => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+}
 
 impl Nccl {
     /// Loads the library at `path`, or where it is usually found.
@@ -115,13 +168,13 @@ impl Nccl {
             // SAFETY: loading runs the library's initialisers: those of NCCL, or of what the user names as such.
             match unsafe { Library::new(candidate) } {
                 Ok(library) => {
-                    // SAFETY: the functions have these signatures in every version that has them all (2.13 and newer).
+                    // SAFETY: the functions have these signatures in every version that has them all (2.14 and newer).
                     let table = unsafe { Table::of(&library) };
                     let table = table.map_err(|e| {
                         Diagnostic::run("this NCCL is too old")
                             .at(candidate.display().to_string())
-                            .why(e.to_string())
-                            .help("pcc needs NCCL 2.13 or newer")
+                            .why(format!("{}{e}", version(&library)))
+                            .help("pcc needs NCCL 2.14 or newer, whose communicators can be given up when a rank does not come")
                     })?;
                     // All ranks queue in one order, which NCCL keeps to between communicators when it is told to (2.26 and newer).
                     if std::env::var_os(LAUNCH_ORDER).is_none() {
@@ -166,32 +219,56 @@ impl Nccl {
         Ok(id)
     }
 
-    /// Joins a communicator of `members` as number `own`; returns when all have. The device's context must be current.
+    /// Joins a communicator of `members` as number `own`; it is complete, and may be used, once [`Communicator::is_ready`]. The device's context
+    /// must be current.
     pub(super) fn join(
         self: &Arc<Self>,
         id: UniqueId,
         members: usize,
         own: usize,
     ) -> Result<Communicator, String> {
-        let mut comm: Comm = std::ptr::null_mut();
-        // SAFETY: writes the communicator; the id is one of `unique_id`.
-        let code = unsafe { (self.table.init)(&mut comm, members as c_int, id, own as c_int) };
-        self.check("ncclCommInitRank", code, std::ptr::null_mut())?;
-        let handle = Arc::new(Handle { comm, ended: AtomicBool::new(false) });
+        let (mut comm, config): (Comm, _) = (std::ptr::null_mut(), Config::NONBLOCKING);
+        // SAFETY: writes the communicator; the id is one of `unique_id`, the configuration begins as that of every version and says its size.
+        let code = unsafe { (self.table.init)(&mut comm, members as c_int, id, own as c_int, &config) };
+        self.check("ncclCommInitRankConfig", code, std::ptr::null_mut())?;
+        let handle = Arc::new(Handle { comm, ended: Mutex::new(false) });
         lock(&self.joined).push(handle.clone());
         Ok(Communicator { nccl: self.clone(), handle, members })
     }
 
-    /// Ends every communicator of the process.
+    /// Ends every communicator of the process, from whatever thread.
     pub(super) fn abort_all(&self) {
-        lock(&self.joined).iter().for_each(|handle| self.abort(handle));
+        // The list may not be locked meanwhile: ending takes time.
+        let joined = lock(&self.joined).clone();
+        joined.iter().for_each(|handle| self.abort(handle));
     }
 
     fn abort(&self, handle: &Handle) {
-        if !handle.ended.swap(true, Ordering::AcqRel) {
-            // SAFETY: ended once, here or in `Communicator::drop`.
-            unsafe { (self.table.abort)(handle.comm) };
+        let mut ended = handle.last();
+        if ended.as_ref().is_some_and(|e| **e) {
+            return;
         }
+        // SAFETY: the communicator is ended once: noted here and asked for before every call, by `Handle::live`. A call that is stuck in NCCL
+        // comes back with an error, which is what ending is for.
+        unsafe { (self.table.abort)(handle.comm) };
+        match &mut ended {
+            Some(ended) => **ended = true,
+            None => *lock(&handle.ended) = true,
+        }
+    }
+}
+
+/// What version a library says that it is; empty if it does not say.
+fn version(library: &Library) -> String {
+    type Version = unsafe extern "C" fn(*mut c_int) -> Code;
+    let mut number = 0;
+    // SAFETY: the function has this signature in all versions, and writes the number.
+    let said = unsafe { library.get::<Version>(b"ncclGetVersion\0").map(|f| f(&mut number)) };
+    match said {
+        // 2.8 and older: a thousand for the first number, as `NCCL_VERSION` has it.
+        Ok(SUCCESS) if number < 10_000 => format!("it is {}.{}: ", number / 1000, number / 100 % 10),
+        Ok(SUCCESS) => format!("it is {}.{}: ", number / 10_000, number / 100 % 100),
+        _ => String::new(),
     }
 }
 
@@ -223,21 +300,11 @@ fn op(reduce: ReduceKind) -> c_int {
 }
 
 impl Communicator {
-    /// NCCL's name of it.
-    ///
-    /// # Errors
-    /// It was ended.
-    fn comm(&self) -> Result<Comm, String> {
-        match self.handle.ended.load(Ordering::Acquire) {
-            false => Ok(self.handle.comm),
-            true => Err("the communicator was ended".to_owned()),
-        }
-    }
-
     /// Queues a collective.
     pub(super) fn among(&self, a: &Among, stream: CUstream) -> Result<(), String> {
         let (from, to, count) = (a.from as *const c_void, a.to as *mut c_void, a.count as usize);
-        let (kind, t, comm) = (dtype(a.dtype)?, &self.nccl.table, self.comm()?);
+        let (kind, t, comm) = (dtype(a.dtype)?, &self.nccl.table, self.handle.comm);
+        let _live = self.handle.live()?;
         // SAFETY: addresses and counts are those of buffers of the rank (validated program, planned scratch); communicator and stream live.
         let (call, code) = unsafe {
             match a.kind {
@@ -261,7 +328,7 @@ impl Communicator {
     }
 
     fn all_to_all(&self, a: &Among, kind: c_int, stream: CUstream) -> Result<(), String> {
-        let (t, comm, bytes) = (&self.nccl.table, self.comm()?, a.count * a.dtype.bytes() as u64);
+        let (t, comm, bytes) = (&self.nccl.table, self.handle.comm, a.count * a.dtype.bytes() as u64);
         // SAFETY: opens a group of this thread.
         self.nccl.check("ncclGroupStart", unsafe { (t.group_start)() }, comm)?;
         let mut codes = Vec::with_capacity(2 * self.members);
@@ -283,7 +350,7 @@ impl Communicator {
 
     /// Queues bytes for the other member of two.
     pub(super) fn send(&self, from: u64, bytes: u64, peer: usize, stream: CUstream) -> Result<(), String> {
-        let comm = self.comm()?;
+        let (comm, _live) = (self.handle.comm, self.handle.live()?);
         let from = from as *const c_void;
         // SAFETY: as in `among`.
         let code = unsafe { (self.nccl.table.send)(from, bytes as usize, 1, peer as c_int, comm, stream) };
@@ -292,36 +359,60 @@ impl Communicator {
 
     /// Queues the receipt of bytes from the other member of two.
     pub(super) fn recv(&self, to: u64, bytes: u64, peer: usize, stream: CUstream) -> Result<(), String> {
-        let comm = self.comm()?;
+        let (comm, _live) = (self.handle.comm, self.handle.live()?);
         let to = to as *mut c_void;
         // SAFETY: as in `among`.
         let code = unsafe { (self.nccl.table.recv)(to, bytes as usize, 1, peer as c_int, comm, stream) };
         self.nccl.check("ncclRecv", code, comm)
     }
 
-    /// Whether the communicator is still whole.
+    /// Whether the last call is done: joined, or queued. No other call of the communicator, and none of the stream that is to come after it, may
+    /// be made before.
     ///
     /// # Errors
     /// What happened to it: a rank is gone, or the network.
-    pub(super) fn health(&self) -> Result<(), String> {
-        let (comm, mut state) = (self.comm()?, SUCCESS);
+    pub(super) fn is_ready(&self) -> Result<bool, String> {
+        let (comm, _live, mut state) = (self.handle.comm, self.handle.live()?, SUCCESS);
         // SAFETY: writes the state; the communicator lives.
         let code = unsafe { (self.nccl.table.async_error)(comm, &mut state) };
         self.nccl.check("ncclCommGetAsyncError", code, comm)?;
-        self.nccl.check("communicator", state, comm)
+        self.nccl.check("communicator", state, comm)?;
+        Ok(state != IN_PROGRESS)
     }
 
     /// Ends what is queued here and on the other members.
     pub(super) fn abort(&self) {
         self.nccl.abort(&self.handle);
     }
+
+    /// Ends it after its work, or at once where that waits in vain. No recording of its work may be left.
+    pub(super) fn finish(&self, control: &Control) {
+        let finalize = || -> Result<(), String> {
+            let _live = self.handle.live()?;
+            // SAFETY: the communicator lives, and is used no more but to be asked and ended.
+            let code = unsafe { (self.nccl.table.finalize)(self.handle.comm) };
+            self.nccl.check("ncclCommFinalize", code, self.handle.comm)
+        };
+        let late = || Diagnostic::run("a communicator cannot be ended");
+        let done = control.go_on().and_then(|()| finalize().map_err(|_| Stopped)).and_then(|()| {
+            control.wait_for(&late, || match self.is_ready() {
+                Ok(ready) => Ok(Look::from(ready.then_some(()))),
+                Err(_) => Err(Stopped),
+            })
+        });
+        let Ok(mut ended) = self.handle.live() else { return };
+        if done.is_ok() {
+            *ended = true;
+            // SAFETY: ended once; all its work is done.
+            unsafe { (self.nccl.table.destroy)(self.handle.comm) };
+        }
+        drop(ended);
+        self.abort();
+    }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if !self.handle.ended.swap(true, Ordering::AcqRel) {
-            // SAFETY: ended once; all its work is done, and no recording of it is left.
-            unsafe { (self.nccl.table.destroy)(self.handle.comm) };
-        }
+        self.abort();
     }
 }

@@ -144,7 +144,7 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// Takes the seat; with NCCL, returns when all members have.
+    /// Takes the seat. With NCCL others may still be to come: see [`Communicator::is_ready`].
     pub(super) fn take(
         meeting: &Meeting,
         circle: Circle,

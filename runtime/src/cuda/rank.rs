@@ -6,6 +6,7 @@ use super::blaslt::Blas;
 use super::control::{Control, Look, Stopped};
 use super::driver::{Buffer, Context, Event, Failure, Function, Graph, Module, Pinned, Stream};
 use super::mirror::Mirror;
+use super::nccl::Communicator;
 use super::peers::{Circle, Meeting, Seat};
 use super::plan::Plan;
 use super::ranges::Span;
@@ -218,12 +219,28 @@ impl Station {
         Ok(rank)
     }
 
-    /// Its seats in all circles of the program, in the order that all ranks take them.
-    fn seats(&self) -> Result<HashMap<Circle, Seat>, String> {
+    /// Its seats in all circles of the program, in the order that all ranks take them; returns when all members have theirs.
+    fn seats(&self, doing: &str) -> Result<HashMap<Circle, Seat>, Stopped> {
         let mut circles: Vec<(Circle, usize, usize)> = self.plan.circles_of(self.device);
         circles.sort_unstable();
-        let seat = |(circle, members, own)| Ok((circle, Seat::take(&self.meeting, circle, members, own)?));
+        let seat = |(circle, members, own)| {
+            let seat = Seat::take(&self.meeting, circle, members, own);
+            let seat = seat.map_err(|why| self.broken(&why, doing))?;
+            if let Some(communicator) = &seat.communicator {
+                self.ready(communicator, &|| doing.to_owned())?;
+            }
+            Ok((circle, seat))
+        };
         circles.into_iter().map(seat).collect()
+    }
+
+    /// Waits until NCCL has done the last call of a communicator: for other ranks too, but only as long as none has failed.
+    fn ready(&self, communicator: &Communicator, doing: &dyn Fn() -> String) -> Result<(), Stopped> {
+        let late = || self.late(&doing());
+        self.control.wait_for(&late, || match communicator.is_ready() {
+            Ok(ready) => Ok(ready.then_some(()).into()),
+            Err(why) => Err(self.broken(&why, &doing())),
+        })
     }
 }
 
@@ -234,6 +251,10 @@ impl Drop for Rank<'_> {
         if self.station.control.failure().is_some() {
             self.abandon();
         }
+        let mut seats: Vec<&Seat> = self.seats.values().collect();
+        seats.sort_unstable_by_key(|seat| seat.circle);
+        let communicators = seats.into_iter().filter_map(|seat| seat.communicator.as_ref());
+        communicators.for_each(|c| c.finish(&self.station.control));
         self.seats.clear();
     }
 }
@@ -261,7 +282,7 @@ impl<'m> Rank<'m> {
     /// Takes its seats; with NCCL this returns when all members have theirs.
     fn join(&mut self) -> Result<(), Stopped> {
         let doing = "joining the other ranks";
-        self.seats = self.station.seats().map_err(|why| self.station.broken(&why, doing))?;
+        self.seats = self.station.seats(doing)?;
         for circle in self.seats.keys().filter(|c| matches!(c, Circle::Link { .. })) {
             self.links.insert(*circle, Stream::new().map_err(self.failed(doing))?);
         }
@@ -330,7 +351,8 @@ impl<'m> Rank<'m> {
         let streams = [&self.compute, &self.exchange].into_iter().chain(self.links.values());
         for stream in streams {
             station.control.wait_for(&late, || {
-                if let Some(why) = self.seats.values().find_map(|s| s.communicator.as_ref()?.health().err()) {
+                if let Some(why) = self.seats.values().find_map(|s| s.communicator.as_ref()?.is_ready().err())
+                {
                     return Err(station.broken(&why, doing));
                 }
                 if stream.is_done().map_err(failed)? {

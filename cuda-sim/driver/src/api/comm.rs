@@ -34,6 +34,7 @@ pub extern "C" fn pcc_sim_comm_join(
     id: *const [u8; abi::ID_BYTES],
     size: i32,
     rank: i32,
+    nonblocking: i32,
     comm: Out<u64>,
 ) -> Refusal {
     call(|turn| {
@@ -41,7 +42,7 @@ pub extern "C" fn pcc_sim_comm_join(
         if comm.is_null() {
             return Err(abi::INVALID_ARGUMENT);
         }
-        let seat = turn.comm_join(id, size, rank)?;
+        let seat = turn.comm_join(id, size, rank, nonblocking != 0)?;
         argument(comm.set(seat))
     })
 }

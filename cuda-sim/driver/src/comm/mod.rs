@@ -4,6 +4,7 @@
 //! theirs; the work of a stream that it is part of ends when all its operations are done (`run.rs`).
 
 mod deadlock;
+mod nonblocking;
 mod op;
 mod order;
 mod run;
@@ -66,6 +67,10 @@ struct Member {
     started: u64,
     /// How it left.
     gone: Option<&'static str>,
+    /// Whether its calls return at once.
+    nonblocking: bool,
+    /// Its call that is in progress.
+    call: Option<nonblocking::Call>,
 }
 
 /// An operation that started.
@@ -93,7 +98,13 @@ impl Comms {
 
 impl Turn {
     /// Takes a rank's seat with the current context; the communicator can be used once all ranks are in.
-    pub fn comm_join(&mut self, id: [u8; abi::ID_BYTES], size: i32, rank: i32) -> Result<u64, Refusal> {
+    pub fn comm_join(
+        &mut self,
+        id: [u8; abi::ID_BYTES],
+        size: i32,
+        rank: i32,
+        nonblocking: bool,
+    ) -> Result<u64, Refusal> {
         let thread = self.threads.here();
         let Some(context) = threads::current() else {
             self.refuse(Code::INVALID_CONTEXT, "a communicator is made without a current context");
@@ -108,6 +119,7 @@ impl Turn {
             self.refuse(Code::INVALID_VALUE, format!("rank {rank} of {size} ranks"));
             return Err(abi::INVALID_ARGUMENT);
         }
+        let call = nonblocking.then(|| nonblocking::Call::join(&mut self.random));
         let comms = &mut self.comms;
         let group = *comms.by_id.entry(id).or_insert_with(|| {
             comms.made += 1;
@@ -123,7 +135,8 @@ impl Turn {
             return Err(abi::INVALID_USAGE);
         }
         let last = Ticket::done_already();
-        of.members.insert(rank, Member { context, device, thread, last, started: 0, gone: None });
+        let member = Member { context, device, thread, last, started: 0, gone: None, nonblocking, call };
+        of.members.insert(rank, member);
         let complete = of.members.len() as u32 == size;
         if complete {
             of.complete.finish(Default::default());
@@ -146,9 +159,9 @@ impl Turn {
         if all_in { Ok(()) } else { self.comm_sound(group) }
     }
 
-    /// The state of a communicator as a rank sees it: `ncclInProgress` until all ranks are in.
+    /// The state of a communicator as a rank sees it: `ncclInProgress` until all ranks are in, and while a call is in progress.
     pub fn comm_error(&mut self, seat: u64) -> Result<Refusal, Refusal> {
-        let Seat { group, .. } = self.seat(seat)?;
+        let Seat { group, rank } = self.seat(seat)?;
         let of = self.comms.groups.get(&group).ok_or(abi::INVALID_ARGUMENT)?;
         Ok(match &of.error {
             Some((code, why)) => {
@@ -156,7 +169,7 @@ impl Turn {
                 *code
             }
             None if !of.complete.is_done() => abi::IN_PROGRESS,
-            None => abi::OK,
+            None => return self.comm_call(group, rank),
         })
     }
 
@@ -170,6 +183,12 @@ impl Turn {
     /// A rank leaves: after its work is done, or at once.
     pub fn comm_leave(&mut self, seat: u64, how: u32) -> Result<(), Refusal> {
         let Seat { group, rank } = self.seat(seat)?;
+        if how != abi::LEAVE_ABORT {
+            self.comm_idle(Seat { group, rank })?;
+        }
+        if how == abi::LEAVE_FINALIZE && self.comm_finalize(Seat { group, rank }) {
+            return Err(abi::IN_PROGRESS);
+        }
         let last = self.comms.groups.get(&group).and_then(|of| of.members.get(&rank)).map(|m| m.last.clone());
         if let Some(last) = last.filter(|_| how != abi::LEAVE_ABORT) {
             self.wait_for(&last, &format!("waits for its communicator's work, to destroy it as rank {rank}"));

@@ -19,10 +19,20 @@ impl Turn {
     /// Puts the operations of a group call (or one operation) into their streams: those of a communicator's rank are one piece of work, behind
     /// all that is in any of their streams.
     pub fn comm_submit(&mut self, ops: &[abi::Op]) -> Result<(), Refusal> {
+        let ops: Vec<abi::Op> = ops.iter().filter_map(|op| self.mutated(*op)).collect();
+        for seat in ops.iter().map(|op| op.comm) {
+            let seat = self.seat(seat)?;
+            self.comm_sound(seat.group)?;
+            self.comm_idle(seat)?;
+        }
+        if self.comm_defer(&ops)? { Err(abi::IN_PROGRESS) } else { self.comm_post(&ops) }
+    }
+
+    /// Puts operations, of which nothing is deferred, into their streams.
+    pub(super) fn comm_post(&mut self, ops: &[abi::Op]) -> Result<(), Refusal> {
         let mut batches: BTreeMap<u64, Batch> = BTreeMap::new();
         let mut order = Vec::new();
-        let ops: Vec<abi::Op> = ops.iter().filter_map(|op| self.mutated(*op)).collect();
-        for raw in &ops {
+        for raw in ops {
             let seat = self.seat(raw.comm)?;
             self.comm_sound(seat.group)?;
             let (op, stream) = self.comm_check(seat, raw)?;

@@ -4,7 +4,10 @@ use crate::machine::{code, device, isolated, last_fault, seeded};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 use cudarc::nccl::sys::ncclDataType_t::ncclFloat32;
-use cudarc::nccl::sys::{ncclRedOp_t, ncclResult_t};
+use cudarc::nccl::sys::{
+    ncclAllReduce, ncclComm_t, ncclCommAbort, ncclCommDestroy, ncclCommFinalize, ncclCommGetAsyncError,
+    ncclCommInitRankConfig, ncclConfig_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
+};
 use cudarc::nccl::{Comm, Id, ReduceOp, result as nccl};
 use std::sync::Arc;
 
@@ -408,5 +411,91 @@ fn communicators_are_finalized_and_destroyed() {
                 });
             }
         });
+    });
+}
+
+/// A rank of a nonblocking communicator, not yet complete, with a stream and a buffer of a value.
+fn nonblocking(rank: usize, id: Id) -> (Arc<CudaStream>, cudarc::driver::CudaSlice<f32>, ncclComm_t) {
+    let (_, stream) = device(rank);
+    let buffer = stream.clone_htod(&[rank as f32 + 1.0]).unwrap();
+    let mut config = ncclConfig_t { blocking: 0, ..empty_config() };
+    let mut comm = std::ptr::null_mut();
+    let ids = ncclUniqueId { internal: *id.internal() };
+    // SAFETY: the id is one of NCCL's, and the configuration says its size and version.
+    let code = unsafe { ncclCommInitRankConfig(&mut comm, 2, ids, rank as i32, &mut config) };
+    assert_eq!(code, ncclResult_t::ncclInProgress);
+    (stream, buffer, comm)
+}
+
+fn empty_config() -> ncclConfig_t {
+    // SAFETY: numbers and pointers, for which 0 is a value.
+    let zero: ncclConfig_t = unsafe { std::mem::zeroed() };
+    ncclConfig_t { size: size_of::<ncclConfig_t>(), magic: 0xcafe_beef, version: 21_400, ..zero }
+}
+
+/// Asks until the communicator's call is done; how often it was not.
+fn settled(comm: ncclComm_t) -> usize {
+    let mut asked = 0;
+    loop {
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator lives.
+        assert_eq!(unsafe { ncclCommGetAsyncError(comm, &mut state) }, ncclResult_t::ncclSuccess);
+        match state {
+            ncclResult_t::ncclSuccess => return asked,
+            ncclResult_t::ncclInProgress => asked += 1,
+            other => panic!("{other:?}: {}", last_fault()),
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn sum(buffer: &mut cudarc::driver::CudaSlice<f32>, comm: ncclComm_t, stream: &CudaStream) -> ncclResult_t {
+    let at = buffer.device_ptr(stream).0 as *mut std::ffi::c_void;
+    // SAFETY: one element in place, in a buffer of one.
+    unsafe { ncclAllReduce(at, at, 1, ncclFloat32, ncclRedOp_t::ncclSum, comm, stream.cu_stream().cast()) }
+}
+
+/// Ranks that wait for each call to be done sum, and finalize.
+#[test]
+fn nonblocking_calls_are_done_when_they_say_so() {
+    seeded("comms::nonblocking_calls_are_done_when_they_say_so", || {
+        let id = Id::new().unwrap();
+        let asked = std::thread::scope(|scope| {
+            let run = |rank| {
+                move || {
+                    let (stream, mut buffer, comm) = nonblocking(rank, id);
+                    let mut asked = settled(comm);
+                    let mut want = rank as f32 + 1.0;
+                    for round in 0..20 {
+                        let code = sum(&mut buffer, comm, &stream);
+                        assert!(matches!(code, ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress));
+                        asked += settled(comm);
+                        want = if round == 0 { 3.0 } else { 2.0 * want };
+                        assert_eq!(stream.clone_dtoh(&buffer).unwrap(), [want]);
+                    }
+                    // SAFETY: the communicator lives.
+                    assert_eq!(unsafe { ncclCommFinalize(comm) }, ncclResult_t::ncclInProgress);
+                    settled(comm);
+                    // SAFETY: the communicator lives, for the last time.
+                    assert_eq!(unsafe { ncclCommDestroy(comm) }, ncclResult_t::ncclSuccess);
+                    asked
+                }
+            };
+            let threads = [0, 1].map(|rank| scope.spawn(run(rank)));
+            threads.map(|t| t.join().unwrap())
+        });
+        assert!(asked.iter().all(|&n| n > 10), "{asked:?}");
+    });
+}
+
+/// A communicator that another rank is still to join, or whose last call is not done, must not be used; and its members can give it up.
+#[test]
+fn nonblocking_communicators_are_not_used_too_early() {
+    isolated("comms::nonblocking_communicators_are_not_used_too_early", &[], || {
+        let (stream, mut buffer, comm) = nonblocking(0, Id::new().unwrap());
+        assert_eq!(sum(&mut buffer, comm, &stream), ncclResult_t::ncclInvalidUsage);
+        assert!(last_fault().contains("still in progress"), "{}", last_fault());
+        // SAFETY: the communicator lives, for the last time.
+        assert_eq!(unsafe { ncclCommAbort(comm) }, ncclResult_t::ncclSuccess);
     });
 }

@@ -17,8 +17,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Messages of a run so far: their number, and for each buffer the event after which it may be used again.
-#[derive(Default)]
 struct Mail {
+    /// All that was queued before the run, and its inputs.
+    begun: Event,
     counts: HashMap<Message, u64>,
     free: HashMap<(Message, u64), Event>,
 }
@@ -28,7 +29,9 @@ impl Rank<'_> {
     pub(super) fn queue(&mut self, run: &Run) -> Result<(), Stopped> {
         let plan = self.station.plan.clone();
         let steps = &plan.program.entries[run.entry].stages[self.stage].steps;
-        let mut mail = Mail::default();
+        let begun = Event::new().map_err(self.failed("starting a run"))?;
+        self.compute.record(&begun).map_err(self.failed("starting a run"))?;
+        let mut mail = Mail { begun, counts: HashMap::new(), free: HashMap::new() };
         for &micro_batch in run.micro_batches.iter() {
             let sizes = Sizes { batch: plan.program.batch, rows: run.rows, micro_batch, seq: run.seq };
             for step in steps {
@@ -260,7 +263,8 @@ impl Rank<'_> {
     fn among(&self, seat: &Seat, among: &Among, doing: &dyn Fn() -> String) -> Result<(), Stopped> {
         if let Some(communicator) = &seat.communicator {
             let queued = communicator.among(among, self.exchange.raw());
-            return queued.map_err(|why| self.station.broken(&why, &doing()));
+            queued.map_err(|why| self.station.broken(&why, &doing()))?;
+            return self.station.ready(communicator, doing);
         }
         let Meeting::Local { boards, .. } = &*self.station.meeting else {
             return Err(self.station.broken("the group has no communicator", &doing()));
@@ -328,6 +332,7 @@ impl Rank<'_> {
         communicator
             .send(buffer, bytes, 1, stream.raw())
             .map_err(|why| self.station.broken(&why, &doing()))?;
+        self.station.ready(communicator, &doing)?;
         let sent = Event::new().map_err(failed)?;
         stream.record(&sent).map_err(failed)?;
         mail.free.insert((*message, count % MESSAGES), sent);
@@ -363,12 +368,13 @@ impl Rank<'_> {
         let buffer = self.extra.address + self.room.message(message, count);
         match mail.free.get(&(*message, count % MESSAGES)) {
             Some(emptied) => stream.wait(emptied).map_err(failed)?,
-            // The run's first message comes after all that was queued before the run.
-            None => self.after(&self.compute, stream).map_err(failed)?,
+            // The first ones come after all that was queued before the run, and not behind what this run computes.
+            None => stream.wait(&mail.begun).map_err(failed)?,
         }
         communicator
             .recv(buffer, bytes, 0, stream.raw())
             .map_err(|why| self.station.broken(&why, &doing()))?;
+        self.station.ready(communicator, &doing)?;
         self.after(stream, &self.compute).map_err(failed)?;
         self.compute.copy(target, buffer, bytes).map_err(failed)?;
         let emptied = Event::new().map_err(failed)?;
