@@ -17,8 +17,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Messages of a run so far: their number, and for each buffer the event after which it may be used again.
-#[derive(Default)]
 struct Mail {
+    /// The start of the run: what a stream of messages waits for before it uses a buffer for the first time.
+    start: Event,
     counts: HashMap<Message, u64>,
     free: HashMap<(Message, u64), Event>,
 }
@@ -28,7 +29,7 @@ impl Rank<'_> {
     pub(super) fn queue(&mut self, run: &Run) -> Result<(), Stopped> {
         let plan = self.station.plan.clone();
         let steps = &plan.program.entries[run.entry].stages[self.stage].steps;
-        let mut mail = Mail::default();
+        let mut mail = self.open_mail().map_err(self.failed("starting a run"))?;
         for &micro_batch in run.micro_batches.iter() {
             let sizes = Sizes { batch: plan.program.batch, rows: run.rows, micro_batch, seq: run.seq };
             for step in steps {
@@ -65,6 +66,12 @@ impl Rank<'_> {
         }
         self.pending.clear();
         self.join_streams()
+    }
+
+    fn open_mail(&self) -> Result<Mail, Failure> {
+        let start = Event::new()?;
+        self.compute.record(&start)?;
+        Ok(Mail { start, counts: HashMap::new(), free: HashMap::new() })
     }
 
     /// Notes a point that compute will pass.
@@ -359,8 +366,8 @@ impl Rank<'_> {
         let buffer = self.extra.address + self.room.message(message, count);
         match mail.free.get(&(*message, count % MESSAGES)) {
             Some(emptied) => stream.wait(emptied).map_err(failed)?,
-            // The run's first message comes after all that was queued before the run.
-            None => self.after(&self.compute, stream).map_err(failed)?,
+            // Nothing of the run has touched the buffer: the message may come while compute is at the ones before.
+            None => stream.wait(&mail.start).map_err(failed)?,
         }
         communicator
             .recv(buffer, bytes, 0, stream.raw())
