@@ -61,9 +61,17 @@ fn a_llama_on_eight_simulated_gpus_equals_the_cpu() {
 /// The gate of an MLP is applied where the product is made, on each path that products take.
 #[test]
 fn elementwise_kernels_run_inside_products() {
-    let cases = [("8", "f32", GemmPath::Few), ("64", "f32", GemmPath::Simt), ("64", "bf16", GemmPath::Mma)];
-    for (seq, dtype, path) in cases {
-        let sizes = ["--seq", seq, "--batch", "2", "--micro-batches", "2", "--dtype", dtype];
+    // Micro-batches of one row and of two, of which each has its products.
+    let cases = [
+        ("8", "2", "f32", GemmPath::Few),
+        ("64", "2", "f32", GemmPath::Simt),
+        ("64", "2", "bf16", GemmPath::Mma),
+        ("8", "1", "bf16", GemmPath::Few),
+        ("64", "1", "f32", GemmPath::Simt),
+        ("64", "1", "bf16", GemmPath::Mma),
+    ];
+    for (seq, micro_batches, dtype, path) in cases {
+        let sizes = ["--seq", seq, "--batch", "2", "--micro-batches", micro_batches, "--dtype", dtype];
         let compiled = |target| artifact("llama", &[&sizes[..], &["--target", target]].concat());
         let made = compiled("sm_90");
         let text = std::fs::read_to_string(made.join("program.json")).unwrap();

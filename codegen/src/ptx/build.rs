@@ -7,10 +7,13 @@ use crate::cache::Cache;
 use crate::parallel::generate;
 use pcc_ir::Diagnostic;
 use pcc_ir::codegen_protocol::{Built, Gpu, Request};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::GemmKernel;
+use pcc_ir::gpu::selection::TopKKernel;
 use pcc_ir::gpu::{Arch, Epilogue, LibraryKernel};
 use pcc_ir::kernel::Kernel;
 use pcc_ir::kernel_check::KernelInfo;
+use pcc_ir::types::DType;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -40,6 +43,7 @@ impl Unit<'_> {
             Unit::Fused(kernel, ..) => work(kernel),
             // Tiles and fragments, unrolled.
             Unit::Library(LibraryKernel::Gemm(_) | LibraryKernel::Attention(_), _) => 1000,
+            Unit::Library(LibraryKernel::TopK(_) | LibraryKernel::Sample, _) => 300,
             Unit::Library(..) => 20,
         }
     }
@@ -61,11 +65,7 @@ impl Unit<'_> {
 
 /// The dynamic shared memory of a kernel's launches as a comment, for those who reckon how many blocks fit.
 fn shared(kernel: &LibraryKernel) -> String {
-    let bytes = match kernel {
-        LibraryKernel::Gemm(gemm) => gemm.shape(1, 1, 1).shared,
-        LibraryKernel::Attention(attention) => attention.shape(1, 1, 1, 1).shared,
-        LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => 0,
-    };
+    let bytes = kernel.shared();
     format!("// shared {} {bytes}\n", kernel.symbol())
 }
 
@@ -148,6 +148,19 @@ fn check_library(kernel: &LibraryKernel, arch: Arch) -> Result<(), Diagnostic> {
         LibraryKernel::Copy { bytes } if !matches!(bytes, 1 | 2 | 4 | 8) => {
             refuse(format!("no element has {bytes} bytes"))
         }
+        LibraryKernel::Attention(AttentionKernel {
+            split: true,
+            path: AttentionPath::Mma | AttentionPath::Wide,
+            ..
+        }) => refuse("only few rows have split keys".into()),
+        LibraryKernel::TopK(TopKKernel { k, .. }) if k == 0 || k > i32::MAX as u32 => {
+            refuse(format!("it keeps {k} elements"))
+        }
+        LibraryKernel::TopK(TopKKernel { dtype, .. })
+            if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) =>
+        {
+            refuse(format!("it selects among {dtype}"))
+        }
         LibraryKernel::Reduce { members: 0, .. } => refuse("it reduces nothing".into()),
         _ if kernel.params() > fused::MOST_PARAMS => Err(Diagnostic::run("too many devices reduce together")
             .at(format!("{kernel:?}"))
@@ -181,10 +194,11 @@ fn follows<'a>(
     library: &LibraryKernel,
     epilogue: Option<&'a (&'a Kernel, KernelInfo)>,
 ) -> Option<Follows<'a>> {
-    let LibraryKernel::Gemm(GemmKernel { epilogue: Some(Epilogue { reads, .. }), .. }) = *library else {
+    let LibraryKernel::Gemm(GemmKernel { epilogue: Some(Epilogue { reads, batch, .. }), .. }) = *library
+    else {
         return None;
     };
-    epilogue.map(|(kernel, info)| Follows { kernel, info, reads })
+    epilogue.map(|(kernel, info)| Follows { kernel, info, reads, batch })
 }
 
 /// Written aside and renamed.

@@ -2,10 +2,10 @@
 //! goes through [`Ir`], whose loads, stores and offsets take addresses of any space.
 
 use crate::emit::ir::{IP, Ir, Op, V};
-use inkwell::AddressSpace;
 use inkwell::attributes::AttributeLoc;
 use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum, FunctionType};
 use inkwell::values::{BasicMetadataValueEnum, CallSiteValue, FunctionValue, IntValue, PointerValue};
+use inkwell::{AddressSpace, AtomicOrdering, AtomicRMWBinOp};
 
 /// Address spaces of NVPTX.
 pub(crate) const GLOBAL: u16 = 1;
@@ -158,6 +158,13 @@ impl<'i, 'c> Entry<'i, 'c> {
         global.set_initializer(&ty.get_undef());
         global.set_alignment(16);
         global.as_pointer_value()
+    }
+
+    /// Adds an i32 to that at an address of shared memory, as one step for the threads of the block. What was there before.
+    pub fn add_atomic(&self, at: PointerValue<'c>, value: V<'c>) -> V<'c> {
+        let (add, order) = (AtomicRMWBinOp::Add, AtomicOrdering::Monotonic);
+        let built = self.ir.builder.build_atomicrmw(add, at, self.ir.as_int(value), order);
+        self.ir.or(built.map(V::from), value)
     }
 
     /// The shared memory whose size the launch gives, aligned to so many bytes.

@@ -165,6 +165,9 @@ fn work(program: &Program, entry: &EntryProgram) -> f64 {
                 [&g.m, &g.n, &g.k].into_iter().map(|e| e.full as f64).product::<f64>() * batch
             }
             InstrKind::Attention(a) => a.flops() as f64,
+            // Rows are sorted.
+            InstrKind::TopK(t) => t.rows.iter().map(|e| e.full as f64).product::<f64>() * t.n as f64 * 8.0,
+            InstrKind::Sample(s) => s.rows.full as f64 * s.tokens as f64 * 8.0,
             InstrKind::Rows(r) => r.count.full as f64 * r.packed.k as f64,
             InstrKind::Collective(c) => {
                 c.src_shape.iter().chain(&c.dst_shape).map(|&n| n as f64).product::<f64>()

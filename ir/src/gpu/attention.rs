@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AttentionKernel {
     pub path: AttentionPath,
+    /// Whether blocks take [`RANGE_KEYS`] keys each and leave what these give to [`JoinKernel`]; of `Few` and `Simt` only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub split: bool,
     /// Of q, k, v and out.
     pub dtype: DType,
     pub d: u32,
@@ -38,6 +41,38 @@ pub enum AttentionPath {
 /// Rows that a block of [`AttentionPath::Few`] has, as each of its warps does.
 pub const FEW_ROWS: u32 = 16;
 
+/// Keys of a range: few enough that the ranges of one sequence of a few thousand occupy a GPU.
+pub const RANGE_KEYS: u32 = 256;
+
+/// Joins what the ranges of keys of a split [`AttentionKernel`] gave. Parameters: pointers partials, out; b, s, g, r, ranges; strides of out in elements,
+/// 5. Partials are f32: of each (b, g, range, s, r), row-major, the largest score (in units of log2(e)) and the sum of weights relative to it; behind
+/// all of these, of each likewise, e weighted values. Where the sum of weights is 0 no values are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct JoinKernel {
+    /// Of out.
+    pub dtype: DType,
+    pub e: u32,
+}
+
+impl JoinKernel {
+    pub const PARAMS: usize = 2 + 5 + 5;
+    /// Warps of a block, which take the ranges in turns.
+    pub const WARPS: u32 = 8;
+    /// Columns that a block sums at a time.
+    pub const COLUMNS: u32 = 256;
+
+    /// How to launch it: x over queries, `b * g * s * r`; the kernel goes on at `+ gridDim`.
+    pub fn shape(&self, queries: u64) -> Shape {
+        let columns = self.e.min(Self::COLUMNS);
+        Shape {
+            grid: [queries.clamp(1, 65535) as u32, 1, 1],
+            threads: Self::WARPS * super::WARP,
+            // The sums of each warp's ranges, and their sum of weights.
+            shared: Self::WARPS * (columns + 1) * 4,
+        }
+    }
+}
+
 impl AttentionKernel {
     /// The kernel for a call: depends on the program alone, not on the run.
     pub fn of(call: &AttentionCall) -> Self {
@@ -63,8 +98,12 @@ impl AttentionKernel {
             }
             _ => AttentionPath::Mma,
         };
+        // Whole rows of values are written at a time.
+        let scratch = call.scratch.is_some_and(|loc| loc.offset.is_multiple_of(16));
+        let split = scratch && matches!(path, AttentionPath::Few | AttentionPath::Simt);
         Self {
             path,
+            split,
             dtype,
             d,
             e,
@@ -78,11 +117,27 @@ impl AttentionKernel {
 
     /// Parameters, in order: pointers q, k, v, q_pos, k_pos, slopes, out (null where the call has none); b, s, t, g, r; strides in elements in the
     /// order of the call's: q 5, k 4, v 4, q_pos 2, k_pos 2, slopes 2, out 5; scale (f32), softcap (f32), window (i64). On tensor cores `s * r` and
-    /// `b * g` are below 2^31.
+    /// `b * g` are below 2^31. A split kernel writes partials, whose pointer comes last, and not out.
     pub const PARAMS: usize = 7 + 5 + 24 + 3;
 
-    /// How to launch it: x over tiles of rows, y over `b * g` (`b * g * r` for Simt, where a row is a position); the kernel goes on at `+ gridDim`
-    /// in y.
+    /// Parameters it takes.
+    pub fn params(&self) -> usize {
+        Self::PARAMS + usize::from(self.split)
+    }
+
+    /// Ranges of keys, over which z goes in the launch: 1 unless the kernel is split.
+    pub fn ranges(&self, t: u64) -> u32 {
+        let ranges = if self.split { t.div_ceil(RANGE_KEYS.into()) } else { 1 };
+        ranges.clamp(1, 65535) as u32
+    }
+
+    /// The kernel that has to follow.
+    pub fn join(&self) -> Option<JoinKernel> {
+        self.split.then_some(JoinKernel { dtype: self.dtype, e: self.e })
+    }
+
+    /// How to launch it, but for [`AttentionKernel::ranges`] in z: x over tiles of rows, y over `b * g` (`b * g * r` for Simt, where a row is a
+    /// position); the kernel goes on at `+ gridDim` in y and z.
     pub fn shape(&self, b: u64, s: u64, g: u64, r: u64) -> Shape {
         let (rows, heads) = match self.path {
             AttentionPath::Simt => (s, b * g * r),
@@ -125,6 +180,8 @@ impl AttentionKernel {
         match self.path {
             AttentionPath::Simt | AttentionPath::Mma | AttentionPath::Wide => 4,
             // As many as have room for tiles of their own in 160 KiB.
+            // A range has few tiles, and blocks that fit together hide each other's beginning and end.
+            AttentionPath::Few if self.split => 4,
             AttentionPath::Few if self.d + self.e <= 256 => 8,
             AttentionPath::Few => 4,
         }

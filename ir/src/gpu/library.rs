@@ -1,6 +1,6 @@
 //! The kernels of the library, by what they are made of.
 
-use super::attention::AttentionKernel;
+use super::attention::{AttentionKernel, JoinKernel};
 use super::gemm::{GemmKernel, GemmPath};
 use super::selection::{SAMPLE_PARAMS, TopKKernel};
 use super::{Arch, epilogue_of};
@@ -26,6 +26,7 @@ pub struct Shape {
 pub enum LibraryKernel {
     Gemm(GemmKernel),
     Attention(AttentionKernel),
+    AttentionJoin(JoinKernel),
     TopK(TopKKernel),
     /// See [`SAMPLE_PARAMS`].
     Sample,
@@ -59,7 +60,10 @@ impl LibraryKernel {
         let hex: String = digest[..6].iter().map(|b| format!("{b:02x}")).collect();
         let word = match self {
             LibraryKernel::Gemm(g) => format!("gemm_{:?}", g.path),
-            LibraryKernel::Attention(a) => format!("attention_{:?}", a.path),
+            LibraryKernel::Attention(a) => {
+                format!("attention_{:?}{}", a.path, if a.split { "_split" } else { "" })
+            }
+            LibraryKernel::AttentionJoin(_) => "attention_join".to_owned(),
             LibraryKernel::TopK(_) => "top_k".to_owned(),
             LibraryKernel::Sample => "sample".to_owned(),
             LibraryKernel::Copy { .. } => "copy".to_owned(),
@@ -77,7 +81,8 @@ impl LibraryKernel {
     pub fn params(&self) -> usize {
         match self {
             LibraryKernel::Gemm(g) => g.params(),
-            LibraryKernel::Attention(_) => AttentionKernel::PARAMS,
+            LibraryKernel::Attention(a) => a.params(),
+            LibraryKernel::AttentionJoin(_) => JoinKernel::PARAMS,
             LibraryKernel::TopK(_) => TopKKernel::PARAMS,
             LibraryKernel::Sample => SAMPLE_PARAMS,
             LibraryKernel::Copy { .. } => 2 + 3 * COPY_RANK,
@@ -90,6 +95,7 @@ impl LibraryKernel {
         match self {
             LibraryKernel::Gemm(g) => g.shape(1, 1, 1).shared,
             LibraryKernel::Attention(a) => a.shape(1, 1, 1, 1).shared,
+            LibraryKernel::AttentionJoin(j) => j.shape(1).shared,
             LibraryKernel::TopK(_) | LibraryKernel::Sample => 0,
             LibraryKernel::Copy { .. } | LibraryKernel::Reduce { .. } => 0,
         }
@@ -114,7 +120,9 @@ pub fn library(program: &Program) -> Vec<LibraryKernel> {
                 all.insert(LibraryKernel::Gemm(kernel));
             }
             InstrKind::Attention(a) => {
-                all.insert(LibraryKernel::Attention(AttentionKernel::of(a)));
+                let kernel = AttentionKernel::of(a);
+                all.insert(LibraryKernel::Attention(kernel));
+                all.extend(kernel.join().map(LibraryKernel::AttentionJoin));
             }
             InstrKind::TopK(t) => {
                 all.insert(LibraryKernel::TopK(TopKKernel { dtype: t.x.dtype, k: t.k as u32 }));

@@ -1,7 +1,8 @@
 //! The call of the fused attention of the runtime's library.
 
-use super::Loc;
+use super::{DeviceKind, Loc};
 use crate::extent::Extent;
+use crate::gpu::attention::{FEW_ROWS, RANGE_KEYS};
 use crate::types::DType;
 use serde::{Deserialize, Serialize};
 
@@ -50,14 +51,23 @@ pub struct Strided {
 }
 
 impl AttentionCall {
-    /// Queries of one kv head up to which keys are read row by row, at the speed of memory, rather than in tiles.
+    /// Queries of one kv head up to which CPUs read keys row by row, at the speed of memory, rather than in tiles.
     pub const FEW: u64 = 8;
-    /// Keys of one range, when the keys of few queries are shared out among workers.
+    /// Keys of one range on CPUs, when the keys of few queries are shared out among workers.
     pub const RANGE: u64 = 512;
 
     /// Whether one kv head has so few queries and so many keys that ranges of keys are computed apart.
-    pub fn splits_keys(s: u64, r: u64, t: u64) -> bool {
-        s.saturating_mul(r) <= Self::FEW && t > Self::RANGE
+    pub fn splits_keys(device: DeviceKind, s: u64, r: u64, t: u64) -> bool {
+        let few = match device {
+            DeviceKind::Cpu => Self::FEW,
+            DeviceKind::Gpu => FEW_ROWS.into(),
+        };
+        s.saturating_mul(r) <= few && t > Self::RANGE
+    }
+
+    /// Whether they may be on some device.
+    pub fn may_split_keys(s: u64, r: u64, t: u64) -> bool {
+        [DeviceKind::Cpu, DeviceKind::Gpu].into_iter().any(|device| Self::splits_keys(device, s, r, t))
     }
 
     /// b, s, t, g, r, d, e.
@@ -70,11 +80,11 @@ impl AttentionCall {
         self.extents().map(|e| e.full)
     }
 
-    /// Bytes of scratch: for every query of each head and range of keys, an f32 maximum, a sum, and e weighted values.
-    /// `None` on overflow.
+    /// Bytes of scratch: for every query of each head and range of keys, an f32 maximum, a sum, and e weighted values; ranges are the shortest of any
+    /// device. `None` on overflow.
     pub fn scratch_bytes(&self) -> Option<u64> {
         let [b, s, t, g, r, _, e] = self.whole();
-        let sizes = [b, g, t.div_ceil(Self::RANGE), s, r, 4];
+        let sizes = [b, g, t.div_ceil(Self::RANGE.min(RANGE_KEYS.into())), s, r, 4];
         sizes.iter().try_fold(e.checked_add(2)?, |n, &d| n.checked_mul(d))
     }
 

@@ -56,7 +56,7 @@ impl FuncLowering<'_> {
             out: strided(&to, self.func.ty(out).dtype),
             scratch: None,
         };
-        if AttentionCall::splits_keys(s.full, r.full, t.full) {
+        if AttentionCall::splits_keys(self.device, s.full, r.full, t.full) {
             let bytes = call.scratch_bytes().and_then(|n| usize::try_from(n).ok());
             let bytes = bytes.ok_or_else(|| Diagnostic::internal("attention over too many keys"))?;
             let buf = self.frame_buffer(&Type::f32([bytes / 4]));

@@ -11,7 +11,7 @@ use super::kernel_build::{Built, KernelBuilder, KernelTable};
 use super::{materialise, once};
 use pcc_ir::ops::{Literal, Op};
 use pcc_ir::program::{
-    ConstantData, FuncProgram, Instr, InstrKind, Launch, Loc, Note, PackedMatrix, Storage,
+    ConstantData, DeviceKind, FuncProgram, Instr, InstrKind, Launch, Loc, Note, PackedMatrix, Storage,
 };
 use pcc_ir::{AxisRef, DType, Diagnostic, Extent, Func, Inst, InstId, Mesh, Type, ValueId};
 use std::collections::{HashMap, HashSet};
@@ -41,6 +41,7 @@ pub(super) fn is_dense(shape: &[usize], strides: &[i64]) -> bool {
 pub(super) struct FuncLowering<'a> {
     pub func: &'a Func,
     pub mesh: &'a Mesh,
+    pub device: DeviceKind,
     /// Which part of each value is written.
     pub clips: &'a FuncClips,
     pub kernels: &'a mut KernelTable,
@@ -72,7 +73,7 @@ pub(super) struct FuncLowering<'a> {
 /// call must bind after the results.
 pub(super) fn lower_func(
     func: &Func,
-    mesh: &Mesh,
+    (mesh, device): (&Mesh, DeviceKind),
     (clips, in_place, storages): (&FuncClips, &[(usize, usize)], &[Storage]),
     (team, shareable): (&[AxisRef], &HashSet<usize>),
     kernels: &mut KernelTable,
@@ -89,6 +90,7 @@ pub(super) fn lower_func(
     let mut l = FuncLowering {
         func,
         mesh,
+        device,
         clips,
         kernels,
         def: plan.def,

@@ -89,7 +89,13 @@ pub fn lower(input: &LowerInput<'_>) -> Result<Output, Diagnostic> {
         DeviceKind::Cpu => once::team(&local.mesh),
         DeviceKind::Gpu => Vec::new(),
     };
-    let lowered = lower_functions(local, (&clips, &pairs, &storages), &team, &mut kernels, &mut constants)?;
+    let lowered = lower_functions(
+        (local, input.device),
+        (&clips, &pairs, &storages),
+        &team,
+        &mut kernels,
+        &mut constants,
+    )?;
     let chains = chains(local)?;
     let cut = stage_cut(input, &storages, &lowered, &chains)?;
     let entries = local
@@ -206,7 +212,7 @@ fn callees(func: &Func) -> Result<Vec<FuncId>, Diagnostic> {
 
 /// Lowers each function that some entry calls, once.
 fn lower_functions(
-    local: &Module,
+    (local, device): (&Module, DeviceKind),
     (clips, pairs, storages): (&Clips, &InPlace, &Storages),
     team: &[AxisRef],
     kernels: &mut KernelTable,
@@ -229,7 +235,8 @@ fn lower_functions(
             let func = &local.funcs[id];
             let shareable = shareable.get(&id).unwrap_or(&nothing);
             let known = (&clips.func(id), &pairs[&id][..], &storages.args(id, func)[..]);
-            let (program, consts) = func::lower_func(func, &local.mesh, known, (team, shareable), kernels)?;
+            let (program, consts) =
+                func::lower_func(func, (&local.mesh, device), known, (team, shareable), kernels)?;
             out.index.insert(id, out.programs.len() as u32);
             out.programs.push(program);
             out.constants.push(consts.into_iter().map(|c| intern_constant(constants, c)).collect());
@@ -258,8 +265,13 @@ fn add_copy(out: &mut Lowered, ty: &Type, mesh: &Mesh, kernels: &mut KernelTable
     let mut f = Func::new("copy");
     let v = f.arg(ty.clone(), "x");
     f.results.push(v);
-    let (program, _) =
-        func::lower_func(&f, mesh, (&FuncClips::default(), &[], &[]), (&[], &HashSet::new()), kernels)?;
+    let (program, _) = func::lower_func(
+        &f,
+        (mesh, DeviceKind::Cpu),
+        (&FuncClips::default(), &[], &[]),
+        (&[], &HashSet::new()),
+        kernels,
+    )?;
     out.copies.insert(bytes, out.programs.len() as u32);
     out.programs.push(program);
     out.constants.push(Vec::new());

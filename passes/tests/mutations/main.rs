@@ -7,6 +7,7 @@ mod local;
 mod models;
 mod once;
 mod repeats;
+mod selection;
 mod sharded;
 mod steps;
 
@@ -35,6 +36,8 @@ fn models() -> Vec<(&'static str, Compiled)> {
         ("folded llama tp 2", compiled(folded_llama(2, 6, 8), mesh(2, 1, 1), 2, false)),
         ("folded llama tp 2 pp 3", compiled(folded_llama(2, 6, 8), mesh(2, 3, 1), 2, false)),
         ("gpt2 tp 3 pp 2 dp 2", compiled(gpt2(4, 6), mesh(3, 2, 2), 4, false)),
+        ("router tp 2", compiled(selection::router(5), mesh(2, 1, 1), 5, false)),
+        ("router tp 4 dp 2", compiled(selection::router(6), mesh(4, 1, 2), 5, false)),
     ]
 }
 
@@ -45,12 +48,19 @@ fn check(c: &Compiled) -> Result<verify::Summary, pcc_ir::Diagnostic> {
 
 #[test]
 fn every_mutation_is_caught_and_named() {
-    let kinds: Vec<Kind> =
-        [local::KINDS, sharded::KINDS, steps::KINDS, instrs::KINDS, once::KINDS, repeats::KINDS]
-            .into_iter()
-            .flatten()
-            .copied()
-            .collect();
+    let kinds: Vec<Kind> = [
+        local::KINDS,
+        sharded::KINDS,
+        steps::KINDS,
+        instrs::KINDS,
+        once::KINDS,
+        repeats::KINDS,
+        selection::KINDS,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
+    .collect();
     assert!(kinds.len() >= 25, "only {} kinds", kinds.len());
     let mut caught: BTreeMap<&str, usize> = BTreeMap::new();
     let mut failures = Vec::new();

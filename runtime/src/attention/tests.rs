@@ -3,7 +3,7 @@
 use super::*;
 use crate::memory::{Mapping, Window};
 use pcc_ir::eval::{At, Tensor};
-use pcc_ir::program::{Base, Loc};
+use pcc_ir::program::{Base, DeviceKind, Loc};
 use pcc_ir::{DType, Op, Type, ops};
 
 /// One problem: extents, what masks, types, and where operands lie.
@@ -159,7 +159,7 @@ fn run(c: &Case, args: &[Tensor; 3], slopes: &Tensor, path: Path, backwards: boo
         scratch: None,
     };
     let mut scratch = None;
-    if AttentionCall::splits_keys(s as u64, r as u64, t as u64) {
+    if AttentionCall::splits_keys(DeviceKind::Cpu, s as u64, r as u64, t as u64) {
         call.scratch = Some(Loc { base: Base::Frame, offset: 0 });
         scratch = Some(m.room(call.scratch_bytes().unwrap() as usize));
     }

@@ -15,11 +15,8 @@ pub(super) enum Work {
         shape: Shape,
         params: Vec<u64>,
     },
-    /// One launch for each index of outer batch dims that the kernel does not take.
-    Library {
-        kernel: LibraryKernel,
-        launches: Vec<(Shape, Vec<u64>)>,
-    },
+    /// Launches one after another.
+    Library(Vec<(LibraryKernel, Shape, Vec<u64>)>),
     /// Also a launch, if no library of products takes it.
     Product(Box<Product>),
     Exchange(Vec<Move>),
@@ -54,6 +51,8 @@ pub(super) struct Fused {
     /// Address of a row.
     pub(super) bias: Option<u64>,
     pub(super) add: Option<(u64, i64, i64)>,
+    /// Strides of `add`, or `out` where there is none, and of `out` along the batch.
+    pub(super) batch: [i64; 2],
 }
 
 /// A part of a collective.

@@ -161,7 +161,7 @@ fn a_batch_equals_single_runs_and_the_closed_form() {
 #[test]
 fn sampling_repeats_and_does_not_depend_on_the_batch() {
     let mut session = model(2, 2, 4, 2);
-    let sampling = Sampling { temperature: 2.0, top_p: 0.9, seed: 11 };
+    let sampling = Sampling { temperature: 2.0, top_p: 0.9, top_k: 0, seed: 11 };
     let together = run(&mut session, &prompts(), sampling, 6, &[]);
     assert_eq!(together, run(&mut session, &prompts(), sampling, 6, &[]));
     for (prompt, tokens) in prompts().into_iter().zip(&together) {

@@ -4,6 +4,7 @@
 use super::clipped;
 use super::fixture::*;
 use super::panels::tied;
+use super::selections;
 use crate::{HostTensor, Interpreter, NoWeights, Options, Session};
 use pcc_ir::kernel::{Access, At, Kernel, Lane, Node, Store};
 use pcc_ir::program::*;
@@ -138,7 +139,7 @@ fn rich() -> Program {
 /// `s` queries out of slot 2 over `t` keys out of the frame, `step` elements apart; many keys are split into ranges.
 fn attention(s: u64, t: u64, step: i64) -> InstrKind {
     let of = |loc, dtype, strides: &[i64]| Strided { loc, dtype, strides: strides.to_vec() };
-    let split = AttentionCall::splits_keys(s, 1, t);
+    let split = AttentionCall::splits_keys(DeviceKind::Cpu, s, 1, t);
     InstrKind::Attention(Box::new(AttentionCall {
         b: 1.into(),
         s: s.into(),
@@ -276,6 +277,9 @@ fn every_edit_of_a_rich_program_is_refused_or_harmless() {
     let team = super::teams::model(mesh(2, 1, 2), batch, true);
     assert!(edit_everything(Subject::of_rows(team)) > 500);
     assert!(edit_everything(Subject::of_tokens(tied(mesh(1, 1, 2), 5, 4, 2))) > 500);
+    let runs = vec![(selections::inputs(), 2)];
+    let selecting = Subject { program: selections::model(), weights: &NoWeights, runs };
+    assert!(edit_everything(selecting) > 500);
 }
 
 #[test]

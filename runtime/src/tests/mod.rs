@@ -12,4 +12,5 @@ mod overlaps;
 mod panels;
 mod pipelines;
 mod quantised;
+mod selections;
 mod teams;

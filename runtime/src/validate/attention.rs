@@ -74,7 +74,7 @@ fn one(
 }
 
 fn scratch(func: &FuncProgram, call: &AttentionCall, loc: &Loc) -> Result<Range<u64>, String> {
-    if !AttentionCall::splits_keys(call.s.full, call.r.full, call.t.full) {
+    if !AttentionCall::may_split_keys(call.s.full, call.r.full, call.t.full) {
         return Err("scratch is given where none is needed".to_owned());
     }
     let bytes = call.scratch_bytes().filter(|&n| n < LARGEST);

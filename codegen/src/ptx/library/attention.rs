@@ -2,9 +2,11 @@
 //!
 //! Scores are kept in units of log2(e), so that weights are powers of two.
 
+use super::attention_ranges::Partials;
 use super::value::{Code, Num};
 use super::{attention_mma, attention_simt};
-use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
+use crate::ptx::entry::Special;
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, RANGE_KEYS};
 use pcc_ir::types::DType;
 use std::f32::consts::LOG2_E;
 
@@ -25,6 +27,10 @@ pub(super) struct View<'e, 'c> {
 }
 
 impl<'e, 'c> View<'e, 'c> {
+    pub fn of(dtype: DType, first: Num<'e, 'c>, strides: Vec<Num<'e, 'c>>) -> Self {
+        View { dtype, first, strides }
+    }
+
     /// The address of the element with these first indices (i64), the others 0.
     pub fn at(&self, index: &[Num<'e, 'c>]) -> Num<'e, 'c> {
         let terms = index.iter().zip(&self.strides).map(|(&i, &stride)| i * stride);
@@ -62,6 +68,8 @@ pub(super) struct Call<'e, 'c, 'k> {
     cap: Num<'e, 'c>,
     bias_factor: Num<'e, 'c>,
     window: Num<'e, 'c>,
+    /// Where ranges of keys leave what they give, of a split kernel.
+    pub partials: Option<Partials<'e, 'c>>,
 }
 
 /// A query: row of the batch, position, kv head, head of its group.
@@ -131,7 +139,22 @@ impl<'e, 'c, 'k> Call<'e, 'c, 'k> {
             cap: softcap,
             bias_factor: scale,
             window: code.param(38),
+            partials: kernel.split.then(|| {
+                let ranges = t.tiles(RANGE_KEYS).max(1i64);
+                Partials::of(code.param_global(39), (b * g, ranges, s * r), kernel.e)
+            }),
         }
+    }
+
+    /// Runs `body` with the keys of each range that the block works on: its number, the first and the one behind the last (i64).
+    pub fn each_range(&self, body: impl FnOnce(Num<'e, 'c>, (Num<'e, 'c>, Num<'e, 'c>))) {
+        let code = self.code;
+        let Some(partials) = &self.partials else { return body(code.i64(0), (code.i64(0), self.t)) };
+        let of_block = [Special::BlockZ, Special::BlocksZ].map(|which| code.special(which).long());
+        code.each((of_block[0], partials.ranges), of_block[1], |range| {
+            let from = range * RANGE_KEYS;
+            body(range, (from, self.t.min(from + RANGE_KEYS)));
+        });
     }
 
     /// Where a query stands; 0 where the call has no positions.

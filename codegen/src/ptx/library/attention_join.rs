@@ -53,9 +53,20 @@ impl<'e, 'c> Block<'_, 'e, 'c, '_> {
                 let mine = at.bytes((row * line + col * 4u32).long()).load_run(DType::F32, 2);
                 values = [0, 1].map(|i| weight.fma(mine[i], values[i]));
             }
+            let row = self.first + row;
+            if let Some(partials) = &call.partials {
+                let head = self.head.b * call.g + self.head.g;
+                code.when(row.lt(self.head.rows), || {
+                    let place = partials.place(head, self.range, row.long());
+                    code.when(sum.ne(0i64), || {
+                        partials.values(place, col.long()).store_run(DType::F32, &values)
+                    });
+                    code.when(col.eq(0i64), || partials.summary(place).store_run(DType::F32, &[max, sum]));
+                });
+                return;
+            }
             let normaliser = call.normaliser(sum);
             let [low, high] = values.map(|x| x * normaliser);
-            let row = self.first + row;
             code.when(row.lt(self.head.rows), || {
                 let query = self.head.query(row);
                 let to = call.out.at(&[query.b, query.s, query.g, query.r]).bytes(col.long() * 2u32);

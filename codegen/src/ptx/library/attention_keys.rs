@@ -5,9 +5,8 @@ use super::attention_mma::{Block, Operand};
 use super::tile::{self, CHUNK, Chunk};
 use super::value::Num;
 use pcc_ir::gpu::WARP;
+use pcc_ir::gpu::attention::RANGE_KEYS;
 
-/// Key tiles whose positions are looked at together.
-const TOGETHER: u32 = 8;
 /// A tile of keys that is worked on next, or is none: its number, positions of the lane's keys (every 32nd).
 #[derive(Clone)]
 pub(super) struct Keys<'e, 'c> {
@@ -18,13 +17,20 @@ pub(super) struct Keys<'e, 'c> {
 }
 
 impl<'e, 'c> Keys<'e, 'c> {
-    /// Whether every row sees all of them.
-    pub fn all_seen(&self) -> Num<'e, 'c> {
-        ((self.marks >> ((self.number & (TOGETHER - 1)) + TOGETHER)) & 1u32).eq(1i64)
+    /// Whether every row sees all of them, where so many tiles are looked at together.
+    pub fn all_seen(&self, together: u32) -> Num<'e, 'c> {
+        ((self.marks >> ((self.number & (together - 1)) + together)) & 1u32).eq(1i64)
     }
 }
 
 impl<'e, 'c> Block<'_, 'e, 'c, '_> {
+    /// Key tiles whose positions are looked at together: a power of two, at most 16.
+    pub fn together(&self) -> u32 {
+        let kernel = self.head.call.kernel;
+        // All that a warp has.
+        if kernel.split { RANGE_KEYS / (self.keys * kernel.warps()) } else { 8 }
+    }
+
     /// The positions of the lane's keys of a tile; -1 where there are none.
     fn positions(&self, number: Num<'e, 'c>) -> Vec<Num<'e, 'c>> {
         let (call, code) = (self.head.call, self.code());
@@ -39,13 +45,14 @@ impl<'e, 'c> Block<'_, 'e, 'c, '_> {
     /// The next tile of which some row sees something.
     pub fn next(&self, from: &Keys<'e, 'c>) -> Keys<'e, 'c> {
         let code = self.code();
-        let mark = |number: Num<'e, 'c>, marks: Num<'e, 'c>| (marks >> (number & (TOGETHER - 1))) & 1u32;
+        let together = self.together();
+        let mark = |number: Num<'e, 'c>, marks: Num<'e, 'c>| (marks >> (number & (together - 1))) & 1u32;
         let state = code.repeat(
             &[from.number + 1i64, from.marks, code.i32(0)],
             |state| state[2].eq(0i64),
             |state| {
                 let (number, marks) = (state[0], state[1]);
-                let begins = (number & (TOGETHER - 1)).eq(0i64) & number.lt(self.tiles);
+                let begins = (number & (together - 1)).eq(0i64) & number.lt(self.tiles);
                 let marks = code.either(begins, || vec![self.marks(number)], || vec![marks])[0];
                 let found = self.tiles.le(number) | mark(number, marks).eq(1i64);
                 vec![found.choose(number, number + 1i64), marks, found.int()]
@@ -57,9 +64,9 @@ impl<'e, 'c> Block<'_, 'e, 'c, '_> {
         Keys { number, marks, k_pos }
     }
 
-    /// Bit i: some row sees a key of tile `number + i`; bit 8 + i: all rows see all its keys.
+    /// Bit i: some row sees a key of tile `number + i`; as many bits further: all rows see all its keys.
     fn marks(&self, number: Num<'e, 'c>) -> Num<'e, 'c> {
-        let code = self.code();
+        let (code, together) = (self.code(), self.together());
         let one = |i: u32| {
             let positions = self.positions(number + i);
             let over = |sight: Sight<'e, 'c>, all: bool| {
@@ -68,9 +75,9 @@ impl<'e, 'c> Block<'_, 'e, 'c, '_> {
             };
             let some = over(self.some, false).ballot().ne(0i64).int();
             let every = over(self.every, true).ballot().eq(-1i64).int();
-            some << i | every << (TOGETHER + i)
+            some << i | every << (together + i)
         };
-        (0..TOGETHER).map(one).fold(code.i32(0), |marks, bits| marks | bits)
+        (0..together).map(one).fold(code.i32(0), |marks, bits| marks | bits)
     }
 
     /// Copies the thread's chunks of a tile: zeros for keys before or behind all that the rows see.

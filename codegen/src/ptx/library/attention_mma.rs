@@ -31,7 +31,7 @@ pub(super) fn emit(call: &Call<'_, '_, '_>) {
             let b = y.quotient(call.g.int());
             let g = y - b * call.g.int();
             let head = Head { call, b: b.long(), g: g.long(), rows };
-            Block::of(&head, tile * of_block).run();
+            call.each_range(|range, keys| Block::of(&head, tile * of_block, (range, keys)).run());
         });
     });
 }
@@ -40,7 +40,7 @@ pub(super) fn emit(call: &Call<'_, '_, '_>) {
 pub(super) struct Head<'p, 'e, 'c, 'k> {
     pub call: &'p Call<'e, 'c, 'k>,
     pub b: Num<'e, 'c>,
-    g: Num<'e, 'c>,
+    pub g: Num<'e, 'c>,
     /// Its queries; i32, as their numbers are.
     pub rows: Num<'e, 'c>,
 }
@@ -108,9 +108,12 @@ pub(super) struct Block<'p, 'e, 'c, 'k> {
     /// Where the lane keeps its part of the queries, and what it notes of its rows, unless in registers.
     q_shared: Num<'e, 'c>,
     notes: Option<Num<'e, 'c>>,
-    /// Keys of a tile, and the tiles that the warp works on.
+    /// Keys of a tile, the first tile of the block's range, and the tiles of it that the warp works on.
     pub keys: u32,
+    first_tile: Num<'e, 'c>,
     pub tiles: Num<'e, 'c>,
+    /// The range's number.
+    pub range: Num<'e, 'c>,
 }
 
 /// Which of a strip's two rows of a lane a register of its fragments is of.
@@ -119,7 +122,12 @@ pub(super) fn row_of(register: usize) -> usize {
 }
 
 impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
-    fn of(head: &'p Head<'p, 'e, 'c, 'k>, first: Num<'e, 'c>) -> Self {
+    /// From row `first` on, over a range of keys: its number, the first key and the one behind the last.
+    fn of(
+        head: &'p Head<'p, 'e, 'c, 'k>,
+        first: Num<'e, 'c>,
+        (range, (from, to)): (Num<'e, 'c>, (Num<'e, 'c>, Num<'e, 'c>)),
+    ) -> Self {
         let (call, code) = (head.call, head.call.code);
         let AttentionKernel { d, e, .. } = *call.kernel;
         let (few, keys, warps) =
@@ -160,7 +168,8 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
                 stride: view.stride(1) * 2u32,
             }
         };
-        let tiles = call.t.tiles(keys).int();
+        let first_tile = from.quotient(keys).int();
+        let tiles = to.tiles(keys).int() - first_tile;
         let all_tiles = if few { tiles_bytes * warps } else { tiles_bytes };
         let q_shared = shared.bytes(i64::from(all_tiles)).bytes(thread.long() * CHUNK);
         let of_queries = if call.kernel.queries_shared() { d * strips * warps * WARP } else { 0 };
@@ -178,13 +187,15 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
             q_shared,
             notes: call.kernel.notes_shared().then(|| q_shared.bytes(i64::from(of_queries))),
             keys,
+            first_tile,
+            range,
             tiles: if few { (tiles + (warps - 1) - warp).quotient(warps) } else { tiles },
         }
     }
 
     /// The place among the head's tiles of a number among those that the warp works on.
     pub fn tile_place(&self, number: Num<'e, 'c>) -> Num<'e, 'c> {
-        if self.few { number * self.head.call.kernel.warps() + self.warp } else { number }
+        if self.few { self.first_tile + number * self.head.call.kernel.warps() + self.warp } else { number }
     }
 
     /// All that copied to the warp's tiles, or read them, wait for each other.
@@ -349,7 +360,7 @@ impl<'p, 'e, 'c, 'k> Block<'p, 'e, 'c, 'k> {
     fn hide(&self, products: &[Num<'e, 'c>], keys: &Keys<'e, 'c>) -> Vec<Num<'e, 'c>> {
         let (call, code) = (self.head.call, self.code());
         let scaled = products.iter().map(|&x| call.scaled(x)).collect::<Vec<_>>();
-        let every = keys.all_seen();
+        let every = keys.all_seen(self.together());
         let of_strip = (self.keys / 8) as usize * FRAGMENT;
         let place = |i: usize| {
             let (_, col) = tile::place(self.lane, (i % 2) as u32);

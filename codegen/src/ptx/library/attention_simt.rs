@@ -4,6 +4,7 @@ use super::attention::{Call, Query, Scoring, Sight};
 use super::value::Num;
 use crate::ptx::entry::Special;
 use pcc_ir::gpu::WARP;
+use pcc_ir::types::DType;
 
 /// Columns of the values that a pass over the keys sums at most, a few in each lane.
 const COLUMNS: u32 = 256;
@@ -22,15 +23,14 @@ pub(super) fn emit(call: &Call<'_, '_, '_>) {
             Query { b: rest.quotient(call.g), s: row, g: rest.remainder(call.g), r: y.remainder(call.r) };
         // A warp by itself: no other waits for it.
         code.when(row.lt(call.s), || {
-            let warp = Warp {
-                call,
-                query,
-                sight: call.sight(query),
-                scoring: call.scoring(query),
-                lane: code.special(Special::Lane).long(),
-            };
-            let columns = (code.i64(0), code.i64(call.kernel.e.into()));
-            code.each(columns, COLUMNS, |column| warp.pass(column));
+            let sight = call.sight(query);
+            let scoring = call.scoring(query);
+            let lane = code.special(Special::Lane).long();
+            call.each_range(|range, keys| {
+                let warp = Warp { call, query, sight, scoring, lane, range, keys };
+                let columns = (code.i64(0), code.i64(call.kernel.e.into()));
+                code.each(columns, COLUMNS, |column| warp.pass(column));
+            });
         });
     });
 }
@@ -42,6 +42,9 @@ struct Warp<'p, 'e, 'c, 'k> {
     sight: Sight<'e, 'c>,
     scoring: Scoring<'e, 'c>,
     lane: Num<'e, 'c>,
+    /// A range of keys: its number, the first key and the one behind the last.
+    range: Num<'e, 'c>,
+    keys: (Num<'e, 'c>, Num<'e, 'c>),
 }
 
 impl<'e, 'c> Warp<'_, 'e, 'c, '_> {
@@ -53,17 +56,27 @@ impl<'e, 'c> Warp<'_, 'e, 'c, '_> {
             (0..COLUMNS.min(e).div_ceil(WARP)).map(|i| column + self.lane + i * WARP).collect();
         let zero = code.f32(0.0);
         let first = [vec![code.f32(f32::NEG_INFINITY), zero], vec![zero; mine.len()]].concat();
-        let keys = (code.i64(0), call.t);
-        let state = code.count(keys, WARP, &first, |from, state| {
+        let state = code.count(self.keys, WARP, &first, |from, state| {
             let key = from + self.lane;
             let load = || call.k_pos.at(&[self.query.b, key]).load_words(1);
-            let k_pos = code.either(key.lt(call.t), load, || vec![code.i32(-1)])[0];
+            let k_pos = code.either(key.lt(self.keys.1), load, || vec![code.i32(-1)])[0];
             let seen = self.sight.sees(k_pos);
             let some = seen.ballot().ne(0i64);
             code.either(some, || self.add(from, (key, k_pos, seen), &mine, state), || state.to_vec())
         });
-        let normaliser = call.normaliser(state[1]);
         let Query { b, s, g, r } = self.query;
+        if let Some(partials) = &call.partials {
+            let place = partials.place(b * call.g + g, self.range, s * call.r + r);
+            let (max, sum) = (state[0], state[1]);
+            for (&column, &x) in mine.iter().zip(&state[2..]) {
+                let there = column.lt(i64::from(e)) & sum.ne(0i64);
+                code.when(there, || partials.values(place, column).store(DType::F32, x));
+            }
+            // Passes over other columns find the same.
+            code.when(self.lane.eq(0i64), || partials.summary(place).store_run(DType::F32, &[max, sum]));
+            return;
+        }
+        let normaliser = call.normaliser(state[1]);
         for (&column, &sum) in mine.iter().zip(&state[2..]) {
             let to = call.out.at(&[b, s, g, r, column]);
             code.when(column.lt(i64::from(e)), || to.store(call.out.dtype, sum * normaliser));
@@ -89,7 +102,7 @@ impl<'e, 'c> Warp<'_, 'e, 'c, '_> {
         let correction = (state[0] - base).exp2();
         let sum = state[1].fma(correction, weight.sum_over(&all));
         let sums: Vec<Num> = state[2..].iter().map(|&x| x * correction).collect();
-        let keys = (code.i64(0), (call.t - from).min(i64::from(WARP)));
+        let keys = (code.i64(0), (self.keys.1 - from).min(i64::from(WARP)));
         let sums = code.count(keys, 1i64, &sums, |j, sums| {
             let weight = weight.of_lane(j.int());
             // The values of hidden keys are never read: there may be anything.

@@ -5,6 +5,7 @@ mod attention;
 mod attention_join;
 mod attention_keys;
 mod attention_mma;
+mod attention_ranges;
 mod attention_simt;
 pub(crate) mod epilogue;
 mod flat;
@@ -13,7 +14,10 @@ mod gemm_few;
 mod gemm_mma;
 mod gemm_simt;
 mod gemm_wgmma;
+mod sample;
+mod selection;
 mod tile;
+mod top_k;
 mod value;
 mod wgmma;
 
@@ -27,6 +31,7 @@ use inkwell::context::Context;
 use inkwell::module::Module;
 use pcc_ir::gpu::LibraryKernel;
 use pcc_ir::gpu::gemm::GemmPath;
+use pcc_ir::gpu::selection::THREADS;
 use pcc_ir::types::DType;
 use value::Code;
 
@@ -60,6 +65,21 @@ pub(crate) fn module<'c>(
         LibraryKernel::Attention(attention) => {
             let entry = begin(attention.shape(1, 1, 1, 1).threads);
             attention::emit(Code { entry: &entry }, &attention);
+            entry.end();
+        }
+        LibraryKernel::TopK(top) => {
+            let entry = begin(THREADS);
+            top_k::emit(Code { entry: &entry }, &top);
+            entry.end();
+        }
+        LibraryKernel::Sample => {
+            let entry = begin(THREADS);
+            sample::emit(Code { entry: &entry });
+            entry.end();
+        }
+        LibraryKernel::AttentionJoin(join) => {
+            let entry = begin(join.shape(1).threads);
+            attention_ranges::emit(Code { entry: &entry }, &join);
             entry.end();
         }
     }

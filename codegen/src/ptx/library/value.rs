@@ -116,6 +116,10 @@ impl<'e, 'c> Num<'e, 'c> {
         self.compare(IP::SGT, FP::OGT, right)
     }
 
+    pub fn ge(self, right: impl Right<'e, 'c>) -> Self {
+        self.compare(IP::SGE, FP::OGE, right)
+    }
+
     pub fn eq(self, right: impl Right<'e, 'c>) -> Self {
         self.compare(IP::EQ, FP::OEQ, right)
     }
@@ -123,6 +127,16 @@ impl<'e, 'c> Num<'e, 'c> {
     /// Of floats: or one is NaN.
     pub fn ne(self, right: impl Right<'e, 'c>) -> Self {
         self.compare(IP::NE, FP::UNE, right)
+    }
+
+    /// Of integers without sign: at most the other.
+    pub fn not_above(self, right: Self) -> Self {
+        self.with(self.entry.ir.icmp(IP::ULE, self.v, right.v))
+    }
+
+    /// Likewise: more than the other.
+    pub fn above(self, right: Self) -> Self {
+        self.with(self.entry.ir.icmp(IP::UGT, self.v, right.v))
     }
 
     /// One of two values, by a truth.
@@ -167,6 +181,11 @@ impl<'e, 'c> Num<'e, 'c> {
         self.with(self.entry.ir.fdiv(self.constant(1).v, self.v))
     }
 
+    /// The quotient of floats, rounded.
+    pub fn over(self, by: Self) -> Self {
+        self.with(self.entry.ir.fdiv(self.v, by.v))
+    }
+
     fn cast(self, op: Op, to: BasicTypeEnum<'c>) -> Self {
         self.with(self.entry.ir.cast(op, self.v, to))
     }
@@ -202,6 +221,44 @@ impl<'e, 'c> Num<'e, 'c> {
     /// A float rounded to the precision of a type.
     pub fn rounded(self, dtype: DType) -> Self {
         self.with(self.entry.ir.round_to(dtype, self.v))
+    }
+
+    /// The bits of an f32 as an i32, and back.
+    pub fn bits(self) -> Self {
+        self.cast(Op::BitCast, self.entry.ir.int(32, 0))
+    }
+
+    pub fn as_float(self) -> Self {
+        self.cast(Op::BitCast, self.entry.ir.f32(0))
+    }
+
+    /// An f32 as an f64, and an i64 without sign, rounded.
+    pub fn double(self) -> Self {
+        self.cast(Op::FPExt, self.entry.ir.context.f64_type().into())
+    }
+
+    pub fn double_of_long(self) -> Self {
+        self.cast(Op::UIToFP, self.entry.ir.context.f64_type().into())
+    }
+
+    /// The whole part of an f64 that is not negative, as an i64.
+    pub fn whole(self) -> Self {
+        self.cast(Op::FPToUI, self.entry.ir.int(64, 0))
+    }
+
+    /// The bits of an f64 as an i64, and back.
+    pub fn long_bits(self) -> Self {
+        self.cast(Op::BitCast, self.entry.ir.int(64, 0))
+    }
+
+    pub fn as_double(self) -> Self {
+        self.cast(Op::BitCast, self.entry.ir.context.f64_type().into())
+    }
+
+    /// An i64 of an i32, its low half, and another.
+    pub fn joined(self, high: Self) -> Self {
+        let long = self.entry.ir.int(64, 0);
+        self.cast(Op::ZExt, long) | (high.cast(Op::ZExt, long) << 32u32)
     }
 
     pub fn pointer(self) -> PointerValue<'c> {
@@ -260,6 +317,21 @@ impl<'e, 'c> Num<'e, 'c> {
         }
         let v = ir.load(ir.int(32, count), self.pointer(), 4 * count);
         (0..count).map(|lane| self.with(ir.lanes(v, lane, 1))).collect()
+    }
+
+    /// The i64 at an address that 8 divides.
+    pub fn load_long(self) -> Self {
+        let ir = self.entry.ir;
+        self.with(ir.load(ir.int(64, 0), self.pointer(), 8))
+    }
+
+    pub fn store_long(self, value: Self) {
+        self.entry.ir.store(value.v, self.pointer(), 8);
+    }
+
+    /// Adds to the i32 of shared memory at an address, which other threads may do, too. What it was before.
+    pub fn add_atomic(self, value: Self) -> Self {
+        self.with(self.entry.add_atomic(self.pointer(), value.v))
     }
 
     /// Both 16-bit floats of an i32, the low one first.
@@ -329,6 +401,15 @@ impl<'e, 'c> Num<'e, 'c> {
         self.with(self.entry.shuffle_from(self.v, lane.v))
     }
 
+    /// Likewise of i64.
+    pub fn of_lane_xor_long(self, mask: u32) -> Self {
+        self.int().of_lane_xor(mask).joined((self >> 32u32).int().of_lane_xor(mask))
+    }
+
+    pub fn of_lane_long(self, lane: Self) -> Self {
+        self.int().of_lane(lane).joined((self >> 32u32).int().of_lane(lane))
+    }
+
     /// The sum over all lanes of the warp that differ in the bits of `lanes`, in each of them.
     pub fn sum_over(self, lanes: &[u32]) -> Self {
         lanes.iter().fold(self, |sum, &mask| sum + sum.of_lane_xor(mask))
@@ -361,6 +442,10 @@ impl<'e, 'c> Code<'e, 'c> {
 
     pub fn f32(self, v: f32) -> Num<'e, 'c> {
         self.of(self.entry.ir.cf(0, v))
+    }
+
+    pub fn f64(self, v: f64) -> Num<'e, 'c> {
+        self.of(self.entry.ir.context.f64_type().const_float(v))
     }
 
     /// Zero as elements of a type are computed with.

@@ -4,6 +4,7 @@ use super::super::fault;
 use super::super::memory::Roots;
 use super::{Reach, Run};
 use pcc_ir::program::View;
+use pcc_ir::strides::are_injective;
 use pcc_ir::{Diagnostic, Extent, Op};
 
 impl Run<'_> {
@@ -64,6 +65,11 @@ impl Run<'_> {
         }
         let steps: Vec<(Extent, i64)> =
             view.extents.iter().cloned().zip(view.strided.strides.iter().copied()).collect();
+        // Bytes of one row do not tell that it is read for all.
+        if !are_injective(steps.iter().map(|(e, stride)| (e.full, *stride))) {
+            let why = format!("{} has strides {:?}", view.name, view.strided.strides);
+            return Err(self.wrong(at, "takes one element for several").why(why));
+        }
         let all: Vec<&Extent> = view.extents.iter().collect();
         self.reach(at, view.strided.loc, view.strided.dtype.bytes(), &steps, &all)
     }

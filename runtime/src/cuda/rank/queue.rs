@@ -135,7 +135,11 @@ impl Rank<'_> {
                         .launch(function, shape, params)
                         .map_err(|e| self.station.failed(&e, &doing()))?;
                 }
-                Work::Library { kernel, launches } => self.launch(kernel, launches, &doing)?,
+                Work::Library(launches) => {
+                    for (kernel, shape, params) in launches {
+                        self.library_launch(&self.compute, kernel, shape, params, &doing)?;
+                    }
+                }
                 Work::Product(product) => done = self.product(call, at, product, &doing)?,
                 Work::Exchange(moves) => {
                     let InstrKind::Collective(_) = instr.kind else { continue };

@@ -1,8 +1,8 @@
 //! Attention against its formula in f64.
 
+use super::attention_ptx;
 use super::data::{Data, Device, View, rounded_off, rounding};
-use super::ptx;
-use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, RANGE_KEYS};
 use pcc_ir::gpu::{Arch, LibraryKernel, Shape, f32_param};
 use pcc_ir::ops::Attention;
 use pcc_ir::types::DType;
@@ -78,7 +78,9 @@ impl Case {
 
     /// Runs the kernel's text as the runtime would and compares.
     pub fn check(&self, text: &str, seed: u64) -> Result<(), String> {
-        self.check_at(text, self.kernel.shape(self.b, self.s, self.g, self.r), seed)
+        let shape = self.kernel.shape(self.b, self.s, self.g, self.r);
+        let grid = [shape.grid[0], shape.grid[1], self.kernel.ranges(self.t)];
+        self.check_at(text, Shape { grid, ..shape }, seed)
     }
 
     pub fn check_at(&self, text: &str, shape: Shape, seed: u64) -> Result<(), String> {
@@ -130,7 +132,19 @@ impl Case {
             params.extend(view.strides.iter().map(|&s| s as u64));
         }
         params.extend([f32_param(self.scale), f32_param(self.softcap), self.window]);
+        let ranges = t.div_ceil(RANGE_KEYS.into()).max(1);
+        let partials = View::new(DType::F32, &[b * g * ranges * s * r * u64::from(e + 2)], &[0], 1, 0);
+        let partials = device.alloc(&partials)?;
+        params.extend(kernel.split.then_some(partials));
         device.run(text, &LibraryKernel::Attention(kernel), shape, &params, seed)?;
+        if let Some(join) = kernel.join() {
+            let mut params = vec![partials, places[6], b, s, g, r, ranges];
+            params.extend(out.strides.iter().map(|&s| s as u64));
+            let kernel = LibraryKernel::AttentionJoin(join);
+            let shape = join.shape(b * s * g * r);
+            let grid = [shape.grid[0].min(3), 1, 1];
+            device.run(text, &kernel, Shape { grid, ..shape }, &params, seed)?;
+        }
         let weights = |index: &[u64]| -> Vec<f64> {
             let &[b, s, g, r] = index else { unreachable!() };
             let slope = if kernel.slopes { slopes.at(&[g, r]) } else { 0.0 };
@@ -158,7 +172,9 @@ impl Case {
             let (want, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
             // Weights are rounded to 16 bits on tensor cores, scores and sums to f32.
             let weight = if kernel.path == AttentionPath::Simt { 0.0 } else { rounding(dtype) };
-            (want, size * (1.01 * weight + 1e-5) + rounded_off(dtype, want))
+            // Biases grow with the distance of a key, and a unit in their last place with them.
+            let bias = if kernel.slopes { t as f64 * rounding(DType::F32) } else { 0.0 };
+            (want, size * (1.01 * weight + 1e-5 + bias) + rounded_off(dtype, want))
         })
     }
 }
@@ -166,7 +182,7 @@ impl Case {
 /// Checks each case with its kernel, under two orders of blocks and warps.
 fn check_all(cases: &[Case]) {
     for case in cases {
-        let text = ptx(Arch::Sm80, &LibraryKernel::Attention(case.kernel));
+        let text = attention_ptx(Arch::Sm80, &case.kernel);
         for seed in [1, 2] {
             case.check(&text, seed).unwrap_or_else(|e| panic!("{e}\nseed {seed}, {case:?}"));
         }
@@ -176,6 +192,7 @@ fn check_all(cases: &[Case]) {
 pub(super) fn kernel(path: AttentionPath, dtype: DType, d: u32, e: u32) -> AttentionKernel {
     AttentionKernel {
         path,
+        split: false,
         dtype,
         d,
         e,
@@ -266,7 +283,7 @@ fn tensor_cores_pass_over_tiles_that_no_row_sees() {
     ]);
     // Few blocks go round over heads.
     let case = Case::new(plain, (2, 33, 40, 3, 2));
-    let text = ptx(Arch::Sm80, &LibraryKernel::Attention(plain));
+    let text = attention_ptx(Arch::Sm80, &plain);
     case.check_at(&text, Shape { grid: [3, 4, 1], ..plain.shape(2, 33, 3, 2) }, 3).unwrap();
 }
 
@@ -304,7 +321,7 @@ fn few_rows_of_any_heads() {
     // More rows than the kernel is chosen for, and few blocks that go round.
     let plain = kernel(AttentionPath::Few, DType::BF16, 16, 16);
     let case = Case::new(plain, (2, 19, 300, 3, 2));
-    let text = ptx(Arch::Sm80, &LibraryKernel::Attention(plain));
+    let text = attention_ptx(Arch::Sm80, &plain);
     case.check_at(&text, Shape { grid: [3, 4, 1], ..plain.shape(2, 19, 3, 2) }, 3).unwrap();
 }
 
@@ -333,6 +350,54 @@ fn warps_of_any_types_and_heads() {
     let kernel = AttentionKernel { causal: false, slopes: true, ..plain };
     let case = Case { positions: false, ..Case::new(kernel, (1, 3, 40, 2, 2)) };
     check_all(std::slice::from_ref(&case));
-    let text = ptx(Arch::Sm80, &LibraryKernel::Attention(kernel));
+    let text = attention_ptx(Arch::Sm80, &kernel);
     case.check_at(&text, Shape { grid: [1, 2, 1], ..kernel.shape(1, 3, 2, 2) }, 3).unwrap();
+}
+
+/// Keys of the second range only; of three ranges the first and the last have nothing.
+fn second_range(_: u64, t: u64) -> i64 {
+    if (300..310).contains(&t) { t as i64 } else { -1 }
+}
+
+/// Keys around the bounds of ranges, and ranges in which some query or none sees anything.
+fn split_cases(plain: AttentionKernel) -> Vec<Case> {
+    let mut all = vec![];
+    for (i, t) in [0, 1, 31, 255, 256, 257, 511, 513, 700].into_iter().enumerate() {
+        let (s, r) = [(1, 1), (1, 4), (2, 3)][i % 3];
+        all.push(Case { by_head: i % 2 == 0, ..Case::new(plain, (1 + t % 2, s, t, 2, r)) });
+    }
+    for (i, kernel) in flags(plain).into_iter().enumerate() {
+        let r = [1, 3, 4][i % 3];
+        all.push(Case { start: 20, k_pos: cache, ..Case::new(kernel, (2, 1, 530, 2, r)) });
+        all.push(Case { by_head: true, k_pos: with_holes, ..Case::new(kernel, (1, 4, 600, 2, r)) });
+        all.push(Case { window: 300, ..Case::new(kernel, (1, 2, 700, 1, 8)) });
+    }
+    all.push(Case { k_pos: second_range, ..Case::new(plain, (1, 1, 768, 1, 2)) });
+    all.push(Case { k_pos: |_, _| -1, ..Case::new(plain, (1, 3, 600, 1, 1)) });
+    all
+}
+
+#[test]
+fn few_rows_of_split_keys() {
+    let plain = AttentionKernel { split: true, ..kernel(AttentionPath::Few, DType::BF16, 32, 16) };
+    check_all(&split_cases(plain));
+    for (i, (d, e)) in [(16, 48), (128, 128), (128, 256), (192, 144), (16, 256)].into_iter().enumerate() {
+        let dtype = if i % 2 == 0 { DType::F16 } else { DType::BF16 };
+        let kernel = AttentionKernel { split: true, ..kernel(AttentionPath::Few, dtype, d, e) };
+        check_all(&[Case { scale: 0.3, ..Case::new(kernel, (1, 3, 330, 1, 4)) }]);
+    }
+    // More rows than the kernel is chosen for, and few blocks that go round over heads and ranges.
+    let case = Case::new(plain, (2, 19, 900, 3, 2));
+    let text = attention_ptx(Arch::Sm80, &plain);
+    case.check_at(&text, Shape { grid: [3, 4, 2], ..plain.shape(2, 19, 3, 2) }, 3).unwrap();
+}
+
+#[test]
+fn warps_of_split_keys() {
+    let plain = AttentionKernel { split: true, ..kernel(AttentionPath::Simt, DType::F32, 6, 5) };
+    check_all(&split_cases(plain));
+    for (dtype, d, e) in [(DType::BF16, 7, 33), (DType::F16, 16, 300), (DType::F64, 3, 64)] {
+        let kernel = AttentionKernel { split: true, ..kernel(AttentionPath::Simt, dtype, d, e) };
+        check_all(&[Case { by_head: true, ..Case::new(kernel, (2, 3, 520, 2, 2)) }]);
+    }
 }

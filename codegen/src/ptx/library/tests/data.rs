@@ -48,6 +48,7 @@ pub(super) fn decode(dtype: DType, bytes: &[u8]) -> f64 {
         DType::F32 => f32::from_le_bytes(bytes.try_into().unwrap()).into(),
         DType::BF16 => bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
         DType::F16 => f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
+        DType::I32 => i32::from_le_bytes(bytes.try_into().unwrap()).into(),
         other => panic!("no result is {other}"),
     }
 }

@@ -6,30 +6,40 @@ mod epilogues;
 mod mutants;
 mod products;
 mod random;
+mod selections;
 
 use super::epilogue::Follows;
 use super::module;
 use crate::emit::tests::gpu::keep;
 use crate::ptx::{Generator, header};
-use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
+use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath, JoinKernel};
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
+use pcc_ir::gpu::selection::TopKKernel;
 use pcc_ir::gpu::{Arch, LibraryKernel};
 use pcc_ir::kernel::Kernel;
 use pcc_ir::types::DType;
+use std::collections::BTreeSet;
 
 /// PTX of one kernel with its header.
 fn ptx(arch: Arch, kernel: &LibraryKernel) -> String {
     ptx_with(arch, kernel, None)
 }
 
+/// PTX of attention, and of the kernel that has to follow.
+fn attention_ptx(arch: Arch, kernel: &AttentionKernel) -> String {
+    let follows = kernel.join().map(|join| ptx(arch, &LibraryKernel::AttentionJoin(join)));
+    let body = follows.map_or(String::new(), |text| text.replacen(&header(arch), "", 1));
+    ptx(arch, &LibraryKernel::Attention(*kernel)) + &body
+}
+
 /// Likewise of one that may have an epilogue.
 fn ptx_with(arch: Arch, kernel: &LibraryKernel, epilogue: Option<&Kernel>) -> String {
     let info = epilogue.map(|k| k.check().unwrap());
-    let reads = match kernel {
-        LibraryKernel::Gemm(gemm) => gemm.epilogue.map_or(0, |e| e.reads),
-        _ => 0,
+    let (reads, batch) = match kernel {
+        LibraryKernel::Gemm(gemm) => gemm.epilogue.map_or((0, false), |e| (e.reads, e.batch)),
+        _ => (0, false),
     };
-    let follows = epilogue.zip(info.as_ref()).map(|(kernel, info)| Follows { kernel, info, reads });
+    let follows = epilogue.zip(info.as_ref()).map(|(kernel, info)| Follows { kernel, info, reads, batch });
     let generator = Generator::new(arch).unwrap();
     header(arch) + &generator.ptx(&module(&generator.context, kernel, follows).unwrap()).unwrap()
 }
@@ -78,6 +88,7 @@ fn gemms() -> Vec<GemmKernel> {
 fn attentions() -> Vec<AttentionKernel> {
     let plain = AttentionKernel {
         path: AttentionPath::Mma,
+        split: false,
         dtype: DType::BF16,
         d: 64,
         e: 64,
@@ -95,8 +106,10 @@ fn attentions() -> Vec<AttentionKernel> {
         let most = AttentionKernel { d, e, window: true, softcap: true, slopes: true, ..plain };
         all.push(AttentionKernel { bf16_bias: true, ..most });
         let few = AttentionKernel { path: AttentionPath::Few, ..most };
-        all.push(AttentionKernel { d, e, path: AttentionPath::Few, ..plain });
-        all.push(few);
+        let plain_few = AttentionKernel { d, e, path: AttentionPath::Few, ..plain };
+        for few in [plain_few, few] {
+            all.extend([few, AttentionKernel { split: true, ..few }]);
+        }
         if d <= 128 && e <= 128 {
             let wide = AttentionKernel { d, e, path: AttentionPath::Wide, ..plain };
             all.push(wide);
@@ -116,6 +129,7 @@ fn attentions() -> Vec<AttentionKernel> {
     }
     for dtype in [DType::F32, DType::F64, DType::BF16] {
         let simt = AttentionKernel { path: AttentionPath::Simt, dtype, ..plain };
+        all.push(AttentionKernel { split: true, ..simt });
         all.push(simt);
         all.push(AttentionKernel { d: 7, e: 300, window: true, softcap: true, slopes: true, ..simt });
     }
@@ -124,7 +138,13 @@ fn attentions() -> Vec<AttentionKernel> {
 
 fn all() -> Vec<LibraryKernel> {
     let gemms = gemms().into_iter().map(LibraryKernel::Gemm);
-    gemms.chain(attentions().into_iter().map(LibraryKernel::Attention)).collect()
+    let attentions = attentions();
+    let joins: BTreeSet<JoinKernel> = attentions.iter().filter_map(AttentionKernel::join).collect();
+    let attentions = attentions.into_iter().map(LibraryKernel::Attention);
+    let tops = [(DType::F32, 40), (DType::BF16, 8), (DType::F16, 1000)]
+        .map(|(dtype, k)| LibraryKernel::TopK(TopKKernel { dtype, k }));
+    let joins = joins.into_iter().map(LibraryKernel::AttentionJoin);
+    gemms.chain(attentions).chain(joins).chain(tops).chain([LibraryKernel::Sample]).collect()
 }
 
 /// Products of 16 x 16 by 16 x 8 that the text of a kernel has.

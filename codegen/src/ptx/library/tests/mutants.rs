@@ -3,7 +3,7 @@
 
 use super::attentions::{Case as Attends, kernel};
 use super::products::Case as Multiplies;
-use super::ptx;
+use super::{attention_ptx, ptx};
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
 use pcc_ir::gpu::{Arch, LibraryKernel, Shape};
@@ -57,14 +57,19 @@ fn product(
     Subject { name, kernel: LibraryKernel::Gemm(kernel), products, attentions: vec![] }
 }
 
-fn attention(name: &'static str, path: AttentionPath) -> Subject {
+fn attention(name: &'static str, path: AttentionPath, split: bool) -> Subject {
     let kernel = AttentionKernel {
+        split,
         window: true,
         slopes: path != AttentionPath::Wide,
         ..kernel(path, DType::BF16, 16, 16)
     };
     // So many keys that every warp has several tiles, also where the warps share them.
-    let (s, t, near) = if path == AttentionPath::Few { (5, 450, 350) } else { (67, 150, 40) };
+    let (s, t, near) = match path {
+        AttentionPath::Few => (5, 450, 350),
+        _ if split => (3, 550, 300),
+        _ => (67, 150, 40),
+    };
     let case = |r: u64, window: u64| {
         let start = t as i64 - 80;
         Attends { window, scattered: true, start, ..Attends::new(kernel, (2, s, t, 1, r)) }
@@ -73,7 +78,7 @@ fn attention(name: &'static str, path: AttentionPath) -> Subject {
     Subject { name, kernel: LibraryKernel::Attention(kernel), products: vec![], attentions }
 }
 
-fn subjects() -> [Subject; 11] {
+fn subjects() -> [Subject; 13] {
     let shapes = [(70, 104, 200), (104, 70, 180)];
     let few = [(3, 20, 1100), (1, 3, 531)];
     // More turns than stages.
@@ -86,10 +91,12 @@ fn subjects() -> [Subject; 11] {
         product("simt", GemmPath::Simt, DType::F32, (true, false), &[(70, 104, 40), (104, 70, 33)]),
         product("few, by k", GemmPath::Few, DType::F32, (true, true), &few),
         product("few, not by k", GemmPath::Few, DType::F32, (false, false), &few),
-        attention("attention, mma", AttentionPath::Mma),
-        attention("attention, wide", AttentionPath::Wide),
-        attention("attention, few", AttentionPath::Few),
-        attention("attention, simt", AttentionPath::Simt),
+        attention("attention, mma", AttentionPath::Mma, false),
+        attention("attention, wide", AttentionPath::Wide, false),
+        attention("attention, few", AttentionPath::Few, false),
+        attention("attention, simt", AttentionPath::Simt, false),
+        attention("attention, few, split", AttentionPath::Few, true),
+        attention("attention, simt, split", AttentionPath::Simt, true),
     ]
 }
 
@@ -196,8 +203,13 @@ const B_BY_N: Change = Replace("1, 1, 0, 0;", "1, 1, 0, 1;");
 const A_BY_K: Change = Replace("1, 1, 1, 1;", "1, 1, 0, 1;");
 const B_BY_K: Change = Replace("1, 1, 1, 1;", "1, 1, 1, 0;");
 
+/// Ranges begin elsewhere.
+const RANGE: Change = Replace("shl.b64", "shr.u64");
+/// What is not there is read.
+const NO_SUM: Change = Replace("setp.neu.f32", "setp.leu.f32");
+
 /// Changes that are noticed wherever they are made; of many places some are tried.
-const NOTICED: [(&str, &[Change]); 13] = [
+const NOTICED: [(&str, &[Change]); 15] = [
     ("mma, by k", &[BARRIER, NO_WAIT_2, WAIT_3, COMMIT, ROWS, DEPTHS, SUMS, TRANSPOSED, BANKS, MOST]),
     ("mma, not by k", &[BARRIER, NO_WAIT_2, WAIT_3, COMMIT, ROWS, DEPTHS, SUMS, STRAIGHT, BANKS, MOST]),
     ("wgmma, by k", &WARPGROUPS),
@@ -214,6 +226,11 @@ const NOTICED: [(&str, &[Change]); 13] = [
     ("attention, wide", &[BARRIER, NO_WAIT_0, WAIT_1, COMMIT, ROWS, DEPTHS, SUMS, HALF_A_WARP]),
     ("attention, few", &[BARRIER, WARP_BARRIER, NO_WAIT_0, WAIT_1, COMMIT, ROWS, DEPTHS, HALF_A_WARP]),
     ("attention, simt", &[HALF_A_WARP, NEXT_LANE, FAR_LANE]),
+    (
+        "attention, few, split",
+        &[BARRIER, WARP_BARRIER, NO_WAIT_0, WAIT_1, COMMIT, ROWS, DEPTHS, HALF_A_WARP, RANGE, NO_SUM],
+    ),
+    ("attention, simt, split", &[BARRIER, HALF_A_WARP, NEXT_LANE, RANGE, NO_SUM]),
 ];
 
 /// Bounds of which so many are noticed to be off by one. The others bound what these extents do not end at, or choose the smaller of two
@@ -250,7 +267,10 @@ fn every_mutant_is_noticed_or_changes_nothing() {
     for subject in subjects() {
         let name = subject.name;
         let arch = Arch::ALL.into_iter().find(|&arch| subject.kernel.exists_for(arch)).unwrap();
-        let text = ptx(arch, &subject.kernel);
+        let text = match &subject.kernel {
+            LibraryKernel::Attention(kernel) => attention_ptx(arch, kernel),
+            kernel => ptx(arch, kernel),
+        };
         assert_eq!(subject.fault(&text), None, "{name}");
         for &change in NOTICED.iter().filter(|(of, _)| *of == name).flat_map(|(_, changes)| *changes) {
             for (n, mutant) in some(mutants(change, &text)).iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Products and attention of random extents, types, strides and flags. `RANDOM_GPU_SEEDS=0..2000` draws more.
 
 use super::data::noise;
-use super::{arch_of, ptx};
+use super::{arch_of, attention_ptx, ptx};
 use super::{attentions, products};
 use pcc_ir::gpu::attention::{AttentionKernel, AttentionPath};
 use pcc_ir::gpu::gemm::{GemmKernel, GemmPath};
@@ -87,6 +87,7 @@ fn attention(draws: &mut Draws) -> attentions::Case {
     let (d, e) = (width(), width());
     let slopes = draws.coin();
     let kernel = AttentionKernel {
+        split: matches!(path, AttentionPath::Few | AttentionPath::Simt) && draws.coin(),
         causal: draws.coin(),
         window: draws.coin(),
         softcap: draws.coin(),
@@ -132,7 +133,7 @@ fn random_products_equal_their_formula() {
 fn random_attention_equals_its_formula() {
     for seed in seeds(0..8) {
         let case = attention(&mut Draws { seed, count: 0 });
-        let text = ptx(Arch::Sm80, &LibraryKernel::Attention(case.kernel));
+        let text = attention_ptx(Arch::Sm80, &case.kernel);
         case.check(&text, seed).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{case:?}"));
     }
 }
