@@ -16,7 +16,10 @@ const BF16: f64 = 1.0 / 256.0;
 pub fn prepare(place: &Place) -> Result<String, Diagnostic> {
     let mut library: Vec<LibraryKernel> =
         products(place.arch).iter().map(|p| LibraryKernel::Gemm(p.0)).collect();
-    library.extend(attentions().iter().map(|a| LibraryKernel::Attention(AttentionKernel::of(a))));
+    for kernel in attentions().iter().map(AttentionKernel::of) {
+        library.push(LibraryKernel::Attention(kernel));
+        library.extend(kernel.join().map(LibraryKernel::AttentionJoin));
+    }
     library.sort_unstable();
     library.dedup();
     ptx(place, "checked", &library)
@@ -36,7 +39,9 @@ pub fn check(place: &Place, show: &mut dyn FnMut(Line)) -> Result<(), Diagnostic
         let kernel = AttentionKernel::of(&call);
         let off = attention_off(&mut probe, &call)?;
         let [b, s, t, g, r, d, _] = call.extents().map(|e| e.full);
-        let what = format!("attention {:?}, b {b} s {s} t {t} heads {g} x {r} d {d}, bf16", kernel.path);
+        let split = if kernel.split { ", split" } else { "" };
+        let what =
+            format!("attention {:?}{split}, b {b} s {s} t {t} heads {g} x {r} d {d}, bf16", kernel.path);
         show(Line::new(
             what,
             format!("off {off:.1e} of the largest"),
@@ -158,7 +163,12 @@ pub fn attention_call([b, s, t, g, r, d]: [u64; 6]) -> AttentionCall {
 
 fn attentions() -> Vec<AttentionCall> {
     let sizes = [[2, 37, 37, 2, 3, 64], [1, 1, 150, 2, 4, 128], [2, 5, 9, 1, 2, 24]];
-    sizes.map(attention_call).to_vec()
+    let mut calls = sizes.map(attention_call).to_vec();
+    // Keys shared out among blocks, and joined.
+    let mut split = attention_call([2, 1, 1300, 2, 4, 64]);
+    split.scratch = Some(split.out.loc);
+    calls.push(split);
+    calls
 }
 
 /// Operands of a call, uploaded.
@@ -201,8 +211,19 @@ fn attention_off(probe: &mut Probe, call: &AttentionCall) -> Result<f64, Diagnos
     let [b, s, t, g, r, d, _] = call.extents().map(|e| e.full as usize);
     let operands = attention_operands(probe, call)?;
     let kernel = AttentionKernel::of(call);
-    let shape = kernel.shape(b as u64, s as u64, g as u64, r as u64);
-    probe.time(&LibraryKernel::Attention(kernel), &shape, &operands.params, 1)?;
+    let [nb, ns, ng, nr] = [b, s, g, r].map(|n| n as u64);
+    let mut shape = kernel.shape(nb, ns, ng, nr);
+    shape.grid[2] = kernel.ranges(t as u64);
+    let mut params = operands.params.clone();
+    let partials = call.scratch_bytes().filter(|_| kernel.split);
+    let partials = partials.map(|n| probe.upload(&vec![0xFF; n as usize])).transpose()?;
+    params.extend(partials);
+    probe.time(&LibraryKernel::Attention(kernel), &shape, &params, 1)?;
+    if let (Some(join), Some(partials)) = (kernel.join(), partials) {
+        let mut params = vec![partials, operands.out, nb, ns, ng, nr, u64::from(kernel.ranges(t as u64))];
+        params.extend(call.out.strides.iter().map(|&s| s as u64));
+        probe.time(&LibraryKernel::AttentionJoin(join), &join.shape(nb * ns * ng * nr), &params, 1)?;
+    }
     let got = read(probe, operands.out, b * s * g * r * d)?;
     let line =
         |x: &[bf16], i: usize| -> Vec<f64> { x[i * d..(i + 1) * d].iter().map(|v| v.to_f64()).collect() };

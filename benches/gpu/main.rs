@@ -8,6 +8,7 @@
 mod kernels;
 mod measure;
 mod models;
+mod selection;
 
 use pcc_ir::Diagnostic;
 use pcc_ir::codegen_protocol::{Built, Cpu, Gpu, Reply, Request};
@@ -105,6 +106,7 @@ fn run() -> Result<bool, Diagnostic> {
     let name = if place.is_simulated() { "a simulated GPU" } else { &device.0 };
     println!("{name}, compute capability {}.{}, kernels for {}\n", device.1.0, device.1.1, place.arch.name());
     let done = kernels::check(&place, &mut show)
+        .and_then(|()| selection::check(&place, &mut show))
         .and_then(|()| models::check(&place, &mut show))
         .and_then(|()| measure::all(&place, &mut show));
     // Models, artifacts and kernels of this run: nobody else's.
@@ -159,6 +161,7 @@ fn prepare(place: &mut Place) -> Result<(), Diagnostic> {
         place.arch = arch;
         ptx(place, "probe", &[LibraryKernel::Copy { bytes: 4 }])?;
         kernels::prepare(place)?;
+        selection::prepare(place)?;
         models::prepare(place)?;
         measure::prepare(place)?;
         println!("prepared for {}", arch.name());

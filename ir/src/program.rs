@@ -10,10 +10,12 @@ mod steps;
 mod team;
 
 mod attention;
+mod collective;
 mod epilogue;
 mod selection;
 
 pub use attention::{AttentionCall, Strided};
+pub use collective::{CollectiveCall, CollectiveKind};
 pub(crate) use epilogue::reads_of_result;
 pub use selection::{SampleCall, TopKCall, View};
 
@@ -24,7 +26,7 @@ use crate::mesh::{AxisRef, Mesh};
 use crate::sharding::{Sharding, span};
 use crate::source::ParamSource;
 pub use crate::storage::{PackedMatrix, Storage};
-use crate::types::{DType, ReduceKind, Type};
+use crate::types::{DType, Type};
 use cranelift_entity::PrimaryMap;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -69,11 +71,7 @@ pub struct Program {
 impl Program {
     /// Whether an entry draws tokens itself ([`crate::ops::Sample`]): takes `settings` and `key`, and gives `token` instead of `logits`.
     pub fn draws(&self, entry: &str) -> bool {
-        let has = |io: &[IoSpec], name: &str| io.iter().any(|io| io.name == name);
-        let draws = |e: &EntryProgram| {
-            has(&e.inputs, "settings") && has(&e.inputs, "key") && has(&e.outputs, "token")
-        };
-        self.entries.iter().any(|e| e.name == entry && draws(e))
+        self.entries.iter().any(|e| e.name == entry && e.draws())
     }
 }
 
@@ -244,6 +242,14 @@ pub struct EntryProgram {
     pub outputs: Vec<IoSpec>,
     /// One per pipeline stage.
     pub stages: Vec<StageProgram>,
+}
+
+impl EntryProgram {
+    /// As [`Program::draws`].
+    pub fn draws(&self) -> bool {
+        let has = |io: &[IoSpec], name: &str| io.iter().any(|io| io.name == name);
+        has(&self.inputs, "settings") && has(&self.inputs, "key") && has(&self.outputs, "token")
+    }
 }
 
 /// What each device of one stage does for one micro-batch.
@@ -516,57 +522,6 @@ pub struct BatchDim {
     pub a: i64,
     pub b: i64,
     pub c: i64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CollectiveKind {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-    Permute,
-    Broadcast,
-}
-
-impl CollectiveKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            CollectiveKind::AllReduce => "all_reduce",
-            CollectiveKind::AllGather => "all_gather",
-            CollectiveKind::ReduceScatter => "reduce_scatter",
-            CollectiveKind::AllToAll => "all_to_all",
-            CollectiveKind::Permute => "permute",
-            CollectiveKind::Broadcast => "broadcast",
-        }
-    }
-}
-
-/// A collective among the devices of [`Mesh::group`] over `axes`, contributions combined in group order (so that results repeat bit
-/// for bit). Shapes are local, row-major and dense. Member i's piece of a dim is what the split rule gives it
-/// ([`crate::sharding::member_span`] of the whole extent), which for one axis is `i*p .. min((i+1)*p, whole)`, p = ceil(whole / group):
-/// - all-reduce: `dst = reduce(src of all)`; shapes equal; src and dst may be the same.
-/// - all-gather: member i's src fills its piece of `concat_dim` of dst (the rest of its src is padding).
-/// - reduce-scatter: of the reduction, member i keeps its piece of `split_dim`; the tail of a short piece is zero.
-/// - all-to-all: member i gets piece i of `split_dim` from every member, concatenated along `concat_dim` in group order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CollectiveCall {
-    pub kind: CollectiveKind,
-    pub axes: Vec<AxisRef>,
-    pub reduce: ReduceKind,
-    pub dtype: DType,
-    pub src: Loc,
-    pub dst: Loc,
-    pub src_shape: Vec<u64>,
-    pub dst_shape: Vec<u64>,
-    pub split_dim: u32,
-    pub concat_dim: u32,
-    /// Bytes of the whole logical buffer over the group, unpadded (what `inspect` reports).
-    pub logical_bytes: u64,
-    /// How far the collective goes along each dim, of the larger of its two sides; empty when it goes all the way. The rest is
-    /// neither read nor written, the tail of a short piece neither.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub there: Vec<Extent>,
 }
 
 impl FuncProgram {

@@ -139,7 +139,8 @@ struct Prepared {
     lengths: Vec<usize>,
 }
 
-/// Completes what a user may leave out: `attention_mask` (from `lengths`, else all ones), `token_types` (zeros).
+/// Completes what a user may leave out: `attention_mask` (from `lengths`, else all ones), `token_types` (zeros), and how an entry draws tokens (always
+/// the likeliest).
 fn prepare(entry: &EntryProgram, mut given: BTreeMap<String, HostTensor>) -> Result<Prepared, Diagnostic> {
     let main = entry.inputs.iter().find(|i| i.batch_dim == Some(0) && given.contains_key(&i.name));
     let shape = main.map(|i| given[&i.name].shape.clone()).unwrap_or_default();
@@ -155,7 +156,7 @@ fn prepare(entry: &EntryProgram, mut given: BTreeMap<String, HostTensor>) -> Res
     }
     for spec in &entry.inputs {
         if !given.contains_key(&spec.name)
-            && let Some(made) = default_input(spec, rows, seq, &lengths)
+            && let Some(made) = default_input(entry, spec, rows, seq, &lengths)
         {
             given.insert(spec.name.clone(), made);
         }
@@ -163,7 +164,13 @@ fn prepare(entry: &EntryProgram, mut given: BTreeMap<String, HostTensor>) -> Res
     Ok(Prepared { inputs: given, rows, lengths })
 }
 
-fn default_input(spec: &IoSpec, rows: usize, seq: usize, lengths: &[usize]) -> Option<HostTensor> {
+fn default_input(
+    entry: &EntryProgram,
+    spec: &IoSpec,
+    rows: usize,
+    seq: usize,
+    lengths: &[usize],
+) -> Option<HostTensor> {
     match spec.name.as_str() {
         "attention_mask" => {
             let mask = lengths.iter().flat_map(|&n| (0..seq).map(move |i| i32::from(i < n))).collect();
@@ -171,6 +178,8 @@ fn default_input(spec: &IoSpec, rows: usize, seq: usize, lengths: &[usize]) -> O
         }
         "token_types" => Some(HostTensor::i32([rows, seq], vec![0; rows * seq])),
         "lengths" => Some(HostTensor::i32([rows], lengths.iter().map(|&n| n as i32).collect())),
+        "settings" if entry.draws() => Some(HostTensor::f32([rows, 2], [0.0, 1.0].repeat(rows))),
+        "key" if entry.draws() => Some(HostTensor::i32([rows, 4], vec![0; rows * 4])),
         _ => None,
     }
 }

@@ -42,7 +42,7 @@ const CAUGHT: [&str; 26] = [
 const HARMLESS: [(&str, &str); 2] = [
     (
         "skip-wait:2:0",
-        "the link's stream waits for compute before the first message of a run: nothing before it has touched the buffer it receives in",
+        "the link's stream waits for the start of the run before its first message: the host has waited for all that touched the buffer before",
     ),
     (
         "skip-zero:0:0",

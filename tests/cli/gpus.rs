@@ -61,9 +61,17 @@ fn a_llama_on_eight_simulated_gpus_equals_the_cpu() {
 /// The gate of an MLP is applied where the product is made, on each path that products take.
 #[test]
 fn elementwise_kernels_run_inside_products() {
-    let cases = [("8", "f32", GemmPath::Few), ("64", "f32", GemmPath::Simt), ("64", "bf16", GemmPath::Mma)];
-    for (seq, dtype, path) in cases {
-        let sizes = ["--seq", seq, "--batch", "2", "--micro-batches", "2", "--dtype", dtype];
+    // Micro-batches of one row and of two, of which each has its products.
+    let cases = [
+        ("8", "2", "f32", GemmPath::Few),
+        ("64", "2", "f32", GemmPath::Simt),
+        ("64", "2", "bf16", GemmPath::Mma),
+        ("8", "1", "bf16", GemmPath::Few),
+        ("64", "1", "f32", GemmPath::Simt),
+        ("64", "1", "bf16", GemmPath::Mma),
+    ];
+    for (seq, micro_batches, dtype, path) in cases {
+        let sizes = ["--seq", seq, "--batch", "2", "--micro-batches", micro_batches, "--dtype", dtype];
         let compiled = |target| artifact("llama", &[&sizes[..], &["--target", target]].concat());
         let made = compiled("sm_90");
         let text = std::fs::read_to_string(made.join("program.json")).unwrap();
@@ -244,12 +252,79 @@ fn text_is_generated_as_on_the_cpu() {
     }
 }
 
+/// Few queries over many keys: blocks take ranges of them, and what these give is joined, on tensor cores and without.
+#[test]
+fn ranges_of_keys_are_joined_as_on_the_cpu() {
+    let place = folder();
+    // Twelve queries of a kv head, of which a CPU would not split the keys.
+    let graph = r#"{
+        "pcc": 1, "name": "decode",
+        "params": [{"name": "q", "type": "f32[1,1,2,12,16]"}, {"name": "v", "type": "f32[1,700,2,16]"}],
+        "functions": [{
+            "name": "main",
+            "args": [{"name": "k", "type": "f32[1,700,2,16]"}, {"name": "q", "type": "f32[1,1,2,12,16]"}, {"name": "v", "type": "f32[1,700,2,16]"}],
+            "body": [
+                {"op": {"iota": {"type": "i32[1,1]", "dim": 1}}, "in": [], "out": ["at"]},
+                {"op": {"iota": {"type": "i32[1,700]", "dim": 1}}, "in": [], "out": ["keys"]},
+                {"op": {"attention": {"scale": 30.0}}, "in": ["q", "k", "v", "at", "keys"], "out": ["y"]}
+            ],
+            "results": ["y"]
+        }],
+        "entries": [{"name": "forward", "function": "main", "args": [{"input": "k"}, {"param": "q"}, {"param": "v"}], "results": ["y"]}]
+    }"#;
+    std::fs::write(place.path().join("decode.json"), graph).unwrap();
+    let values: Vec<f32> = (0..700 * 32).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
+    npz::write_f32(&place.path().join("in.npz"), "k", &[1, 700, 2, 16], values);
+    for (dtype, kernel) in [("f32", "pcc_attention_simt_split_"), ("bf16", "pcc_attention_few_split_")] {
+        let run = |target: &str, device: &str| {
+            let out = format!("{target}.{dtype}");
+            succeeds(
+                place.path(),
+                &["compile", "decode.json", "--target", target, "--dtype", dtype, "-o", &out],
+            );
+            let args = ["run", &out, "--input", "in.npz", "--output", "out.npz", "--device", device];
+            succeeds(place.path(), &args);
+            npz::read_f32(&place.path().join("out.npz"), "y").1
+        };
+        let off = distance(&run("sm_90", "cuda-sim"), &run("cpu", "cpu"));
+        assert!(if dtype == "f32" { off.0 <= F32 } else { off.1 <= BF16_MEAN }, "{dtype}: {off:?}");
+        let ptx = std::fs::read_to_string(place.path().join(format!("sm_90.{dtype}/kernels.sm_90.ptx")));
+        let ptx = ptx.unwrap();
+        assert!(ptx.contains(kernel) && ptx.contains("pcc_attention_join_"), "{dtype}");
+    }
+}
+
+/// Decoding behind a long prompt: of the ranges of 2048 keys the run has some, and each step has one key more.
+#[test]
+fn text_behind_a_long_prompt_is_generated_as_on_the_cpu() {
+    let place = folder();
+    let tokenizer = models::tokenizer(place.path());
+    let mut config = models::llama();
+    config["num_hidden_layers"] = 2.into();
+    config["max_position_embeddings"] = 2048.into();
+    let model = models::write(place.path(), "long", &config);
+    let prompt: Vec<String> = (0..254).map(|i| format!("w{}", i * 7 % 101)).collect();
+    let prompt = prompt.join(" ");
+    let tokens = |target: &str, device: &str| {
+        let args = ["compile", &model, "--seq", "2048", "--target", target, "--dtype", "f32", "-o", target];
+        succeeds(place.path(), &args);
+        let args = ["generate", target, "--json", "--tokenizer", &tokenizer, "--prompt", &prompt];
+        let args = [&args[..], &["--max-tokens", "5", "--device", device]].concat();
+        json(place.path(), &args)["tokens"].clone()
+    };
+    let want = tokens("cpu", "cpu");
+    assert_eq!(want.as_array().unwrap().len(), 5);
+    assert_eq!(tokens("sm_90", "cuda-sim"), want);
+    let ptx = std::fs::read_to_string(place.path().join("sm_90/kernels.sm_90.ptx")).unwrap();
+    assert!(ptx.contains("pcc_attention_simt_split_"));
+}
+
 /// Work that nothing orders runs in any order.
 #[test]
 fn results_do_not_depend_on_the_order_of_streams() {
     let place = folder();
-    let made =
-        artifact("llama", &[&MESH[..], &["--seq", "8", "--target", "sm_90", "--dtype", "f32"]].concat());
+    let flags = ["--seq", "8", "--target", "sm_90", "--dtype", "f32", "--sampler", "host"];
+    let made = artifact("llama", &[&MESH[..], &flags].concat());
     let input = npz::token_file(place.path(), 2, 6);
     let run = |seed: &str| {
         let args = ["run", made.to_str().unwrap(), "--input", input.to_str().unwrap(), "--output", "out.npz"];

@@ -194,10 +194,11 @@ fn follows<'a>(
     library: &LibraryKernel,
     epilogue: Option<&'a (&'a Kernel, KernelInfo)>,
 ) -> Option<Follows<'a>> {
-    let LibraryKernel::Gemm(GemmKernel { epilogue: Some(Epilogue { reads, .. }), .. }) = *library else {
+    let LibraryKernel::Gemm(GemmKernel { epilogue: Some(Epilogue { reads, batch, .. }), .. }) = *library
+    else {
         return None;
     };
-    epilogue.map(|(kernel, info)| Follows { kernel, info, reads })
+    epilogue.map(|(kernel, info)| Follows { kernel, info, reads, batch })
 }
 
 /// Written aside and renamed.

@@ -28,7 +28,7 @@ pub enum Activation {
 }
 
 /// What the kernel behind the product at `at` does, if it may run with the product and the library has it; and the kernel's launch over
-/// rows and columns of the product. The product's own result is not stored: whoever reads it later must be looked for.
+/// a batch, rows and columns of the product. The product's own result is not stored: whoever reads it later must be looked for.
 pub fn blas_epilogue_of(program: &Program, func: &FuncProgram, at: usize) -> Option<(BlasEpilogue, Launch)> {
     let launch = func.epilogue_launch(at, &program.kernels)?;
     let InstrKind::Gemm(gemm) = &func.instrs.get(at)?.kind else { return None };
@@ -37,7 +37,7 @@ pub fn blas_epilogue_of(program: &Program, func: &FuncProgram, at: usize) -> Opt
 }
 
 fn matched(gemm: &Gemm, launch: &Launch, kernel: &Kernel) -> Option<BlasEpilogue> {
-    let ([store], [_, _]) = (kernel.stores.as_slice(), launch.extents.as_slice()) else { return None };
+    let [store] = kernel.stores.as_slice() else { return None };
     let dtype = |access: AccessId| kernel.accesses.get(access as usize).map(|a| a.dtype);
     let out = dtype(store.access)?;
     if store.at.is_some() || !out.is_float() || gemm.accumulate {
@@ -51,14 +51,14 @@ fn matched(gemm: &Gemm, launch: &Launch, kernel: &Kernel) -> Option<BlasEpilogue
     let reads = reads_of_result(gemm, launch, kernel)?;
     let (mut products, mut bias, mut add) = (0, None, None);
     for access in terms(kernel, sum, out)? {
-        let strides = launch.strides.get(2 * access as usize..)?.first_chunk()?;
+        let strides: &[i64; 3] = launch.strides.get(3 * access as usize..)?.first_chunk()?;
         if reads.get(access as usize) == Some(&true) {
             products += 1;
         } else if dtype(access) != Some(out) {
             return None;
-        } else if bias.is_none() && *strides == [0, 1] {
+        } else if bias.is_none() && *strides == [0, 0, 1] {
             bias = Some(access);
-        } else if strides[0] == 0 || add.replace(access).is_some() {
+        } else if strides[1] == 0 || add.replace(access).is_some() {
             return None;
         }
     }
@@ -127,8 +127,8 @@ mod tests {
         let launch = Launch {
             kernel: KernelId::new(0),
             ptrs: (0..4).map(at).collect(),
-            extents: vec![Extent::full(4), Extent::full(6)],
-            strides: vec![6, 1, 0, 1, 6, 1, 6, 1],
+            extents: vec![Extent::full(1), Extent::full(4), Extent::full(6)],
+            strides: [[0, 6, 1], [0, 0, 1], [0, 6, 1], [0, 6, 1]].concat(),
             scalars: vec![],
         };
         let access = |dtype, write| Access { dtype, lane: Lane::Unit, write };
@@ -225,11 +225,11 @@ mod tests {
         assert_eq!(of(&|c| c.kernel.accesses[2].dtype = DType::I32), None);
         assert_eq!(of(&|c| c.gemm.accumulate = true), None);
         // Two rows: one of them would have to be a matrix.
-        assert_eq!(of(&|c| c.launch.strides[4] = 0), None);
+        assert_eq!(of(&|c| c.launch.strides[7] = 0), None);
         // A column is no bias.
-        assert_eq!(of(&|c| c.launch.strides[2..4].copy_from_slice(&[1, 0])), None);
+        assert_eq!(of(&|c| c.launch.strides[4..6].copy_from_slice(&[1, 0])), None);
         // The product is read elsewhere too.
-        assert_eq!(of(&|c| c.launch.strides[0] = 7), None);
+        assert_eq!(of(&|c| c.launch.strides[1] = 7), None);
         let mut two = case(DType::F32, &with(&[add(0, 1)]));
         two.kernel.stores.push(Store { access: OUT, node: 0, at: None });
         assert_eq!(two.matched(), None);

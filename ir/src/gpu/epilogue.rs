@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// A fused kernel of the program that a product's kernel runs on each element of its result c, where it stores that. c is stored too.
 ///
-/// Its parameters follow the product's: one pointer per access, two strides per access in elements (along c's rows and columns), the scalars.
+/// Its parameters follow the product's: one pointer per access, strides per access in elements (along c's rows and columns, and along the
+/// product's batch if that is of one dim, its last), the scalars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Epilogue {
     /// [`Kernel::digest`] of the kernel.
@@ -16,6 +17,9 @@ pub struct Epilogue {
     pub scalars: u32,
     /// One bit per access, the first one lowest: whether it is c, as the product has just rounded it.
     pub reads: u32,
+    /// Whether the product has a batch.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub batch: bool,
 }
 
 /// Accesses that an epilogue has at most.
@@ -24,15 +28,20 @@ const MOST_ACCESSES: usize = 32;
 const MOST_NODES: usize = 256;
 
 impl Epilogue {
-    /// A kernel as an epilogue, `reads` being its accesses that are c.
+    /// A kernel as the epilogue of a product without a batch, `reads` being its accesses that are c.
     pub fn new(kernel: &Kernel, reads: u32) -> Self {
         let accesses = kernel.accesses.len() as u32;
-        Epilogue { kernel: kernel.digest(), accesses, scalars: kernel.scalars, reads }
+        Epilogue { kernel: kernel.digest(), accesses, scalars: kernel.scalars, reads, batch: false }
+    }
+
+    /// Strides of an access.
+    pub fn strides(&self) -> usize {
+        2 + usize::from(self.batch)
     }
 
     /// Parameters besides the product's.
     pub fn params(&self) -> usize {
-        3 * self.accesses as usize + self.scalars as usize
+        (1 + self.strides()) * self.accesses as usize + self.scalars as usize
     }
 
     /// The kernel's symbol.
@@ -48,8 +57,8 @@ impl Epilogue {
         let by_element =
             |node: &Node| !matches!(node, Node::LoadAt { .. } | Node::Index(_) | Node::RowReduce(..));
         let is_c = |number: usize| self.reads >> number & 1 == 1;
-        if !matches!(kernel.rank, 1 | 2) {
-            return Err("its rank is not 1 or 2");
+        if !matches!(kernel.rank, 1..=3) {
+            return Err("its rank is not 1, 2 or 3");
         }
         if kernel.accesses.len() > MOST_ACCESSES || kernel.nodes.len() > MOST_NODES {
             return Err("it is too large");
@@ -81,7 +90,7 @@ pub fn epilogue_of(program: &Program, func: &FuncProgram, at: usize) -> Option<E
     }
     let reads = reads_of_result(gemm, &launch, kernel)?;
     let reads = reads.iter().enumerate().fold(0, |bits, (i, &is_c)| bits | u32::from(is_c) << i);
-    let epilogue = Epilogue::new(kernel, reads);
+    let epilogue = Epilogue { batch: !gemm.batch.is_empty(), ..Epilogue::new(kernel, reads) };
     epilogue.check(kernel, gemm.c.dtype).ok().map(|()| epilogue)
 }
 
@@ -119,7 +128,7 @@ mod tests {
         assert!(refused(0b1000, |_| ()), "there is no such access");
         assert!(refused(1, |k| k.accesses[0].dtype = DType::BF16));
         assert!(refused(1, |k| k.scalars = 0));
-        assert!(refused(1, |k| k.rank = 3));
+        assert!(refused(1, |k| k.rank = 4));
         assert!(refused(1, |k| k.nodes.push(Node::Index(0))));
         assert!(refused(1, |k| k.nodes.resize(MOST_NODES + 1, Node::Load(0))));
         let many = || {

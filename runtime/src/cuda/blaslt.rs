@@ -8,7 +8,7 @@ use super::work::{Fused, Product};
 use cudarc::cublaslt::{result, sys};
 use pcc_ir::DType;
 use pcc_ir::gpu::Activation;
-use pcc_ir::gpu::gemm::GemmPath;
+use pcc_ir::gpu::gemm::{FEW, GemmPath};
 use request::{Form, Request, request};
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -62,7 +62,8 @@ impl Blas {
 
     fn queue(&mut self, product: &Product, with: Option<&Fused>, stream: &Stream) -> Result<bool, String> {
         // Few rows are a matter of reading b once, which our kernel does.
-        let Some(request) = request(product, with).filter(|_| product.kernel.path != GemmPath::Few) else {
+        let few = product.kernel.path == GemmPath::Few && product.m <= FEW;
+        let Some(request) = request(product, with).filter(|_| !few) else {
             return Ok(false);
         };
         if !self.prepared.contains_key(&request.form) {
@@ -228,8 +229,8 @@ fn configure(prepared: &Prepared, request: &Request) -> Option<()> {
     if let Some(bias) = request.bias {
         prepared.set_bias(bias).ok()?;
     }
-    let [count, a, b, c] = form.batch;
-    for (&layout, stride) in prepared.layouts.iter().zip([b, a, c, c]) {
+    let [count, a, b, c, d] = form.batch;
+    for (&layout, stride) in prepared.layouts.iter().zip([b, a, c, d]) {
         let count = count as i32;
         // SAFETY: the layout lives; count is an int32 and the stride an int64, both copied.
         let set = unsafe {

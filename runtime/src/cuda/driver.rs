@@ -357,6 +357,11 @@ impl Drop for Graph {
 /// Loaded PTX, in one context.
 pub(super) struct Module(sys::CUmodule);
 
+// SAFETY: a module may be used by any thread whose current context is the module's.
+unsafe impl Send for Module {}
+// SAFETY: as above; the driver orders calls of several threads.
+unsafe impl Sync for Module {}
+
 /// A kernel of a module.
 #[derive(Clone, Copy)]
 pub(super) struct Function<'m> {

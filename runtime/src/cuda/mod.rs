@@ -23,6 +23,7 @@ mod probe;
 mod ranges;
 mod rank;
 mod room;
+mod shared;
 mod signatures;
 mod weights;
 mod work;
@@ -44,6 +45,8 @@ use pcc_ir::{DType, Diagnostic};
 use peers::Meeting;
 use plan::Plan;
 use rank::{Command, Run, Station};
+use shared::Shared;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
@@ -146,9 +149,13 @@ impl Cluster {
         let meeting = Arc::new(meeting);
         let mut cluster = Self { plan, mirror, meeting, control, ranks: Vec::new(), assembly };
         let (ptx, libraries): (Arc<str>, _) = (ptx.into(), load::has_libraries(&options.gpus));
+        let mut shared = BTreeMap::new();
         for (&device, &ordinal) in &ordinals {
-            cluster.start(device, ordinal, bytes[device], ptx.clone(), libraries)?;
+            let new = || Arc::new(Shared::new(ordinal, ptx.clone()));
+            let of = shared.entry(ordinal).or_insert_with(new).clone();
+            cluster.start(device, ordinal, bytes[device], of, libraries)?;
         }
+        drop(shared);
         // Nobody joins others before all, in every process, have what they need: a rank that fails while others wait to be joined would leave them there.
         cluster.await_all()?;
         if let Some(assembly) = &cluster.assembly {
@@ -164,7 +171,7 @@ impl Cluster {
         device: usize,
         ordinal: usize,
         bytes: u64,
-        ptx: Arc<str>,
+        shared: Arc<Shared>,
         libraries: bool,
     ) -> Result<(), Diagnostic> {
         let station = Station {
@@ -172,7 +179,7 @@ impl Cluster {
             ordinal,
             bytes,
             plan: self.plan.clone(),
-            ptx,
+            shared,
             meeting: self.meeting.clone(),
             mirror: self.mirror.clone(),
             control: self.control.clone(),

@@ -298,12 +298,10 @@ impl<'a> Call<'a> {
     }
 
     /// The parameters of the kernel behind product `instr` as its epilogue.
-    fn epilogue(&self, instr: usize, launch: &Launch) -> Vec<u64> {
+    fn epilogue(&self, instr: usize, epilogue: &Epilogue, launch: &Launch) -> Vec<u64> {
         let mut params: Vec<u64> = launch.ptrs.iter().map(|p| self.address(p)).collect();
-        for strides in launch.strides.chunks_exact(launch.extents.len().max(1)) {
-            // The only row of a kernel without row dims is the first.
-            let (&col, rows) = strides.split_last().unwrap_or((&0, &[]));
-            params.extend([rows.last().copied().unwrap_or(0), col].map(|s| s as u64));
+        for &[batch, row, col] in launch.strides.as_chunks().0 {
+            params.extend([row, col, batch].map(|s| s as u64).into_iter().take(epilogue.strides()));
         }
         params.extend(self.scalars(instr + 1, launch));
         params
@@ -311,10 +309,12 @@ impl<'a> Call<'a> {
 
     /// The product with the kernel behind it, for cuBLASLt.
     fn with_behind(&self, epilogue: &BlasEpilogue, launch: &Launch) -> Option<Fused> {
+        let strides = |access: u32| launch.strides.as_chunks().0.get(access as usize);
         let matrix = |access: u32| {
-            let &[row, col] = launch.strides.get(2 * access as usize..)?.first_chunk()?;
+            let &[_, row, col] = strides(access)?;
             Some((self.address(launch.ptrs.get(access as usize)?), row, col))
         };
+        let batch = |access: u32| strides(access).map_or(0, |s| s[0]);
         let kernel = &self.plan.program.kernels[launch.kernel];
         Some(Fused {
             activation: epilogue.activation,
@@ -322,6 +322,7 @@ impl<'a> Call<'a> {
             out: matrix(epilogue.out)?,
             bias: epilogue.bias.and_then(matrix).map(|bias| bias.0),
             add: epilogue.add.and_then(matrix),
+            batch: [epilogue.add.unwrap_or(epilogue.out), epilogue.out].map(batch),
         })
     }
 
@@ -338,12 +339,14 @@ impl<'a> Call<'a> {
             epilogue: behind.and_then(|b| b.ours),
             ..GemmKernel::of(gemm, self.plan.program.target.arch())
         };
-        let epilogue = behind.filter(|b| b.ours.is_some());
-        let epilogue = epilogue.map_or(vec![], |b| self.epilogue(instr, &b.launch));
+        let epilogue = behind.and_then(|b| Some(self.epilogue(instr, b.ours.as_ref()?, &b.launch)));
+        let epilogue = epilogue.unwrap_or_default();
         let fused = behind.and_then(|b| self.with_behind(b.blas.as_ref()?, &b.launch));
         let (a, b, c) = (matrix(&gemm.a), matrix(&gemm.b), matrix(&gemm.c));
         let alpha = gemm.alpha as f32;
-        Work::Product(Box::new(Product { kernel, m, n, k, alpha, a, b, c, batch, epilogue, fused }))
+        let mut product = Product { kernel, m, n, k, alpha, a, b, c, batch, epilogue, fused };
+        product.merge(behind.map_or(&[], |b| b.launch.strides.as_chunks().0));
+        Work::Product(Box::new(product))
     }
 
     fn attention(&self, call: &AttentionCall, mut extent: impl FnMut(&Extent) -> u64) -> Work {
@@ -447,6 +450,18 @@ impl<'a> Call<'a> {
 }
 
 impl Product {
+    /// Makes one product of those of a batch with one b, where their rows follow each other: also those of what stands behind them, whose
+    /// strides along the batch, rows and columns are given.
+    fn merge(&mut self, behind: &[[i64; 3]]) {
+        let [[count, a, 0, c]] = self.batch[..] else { return };
+        let follow = |batch: i64, row: i64| row.checked_mul(self.m as i64) == Some(batch);
+        let all = follow(a, self.a.1) && follow(c, self.c.1);
+        if all && behind.iter().all(|&[batch, row, _]| follow(batch, row)) {
+            self.m *= count as u64;
+            self.batch.clear();
+        }
+    }
+
     /// The launches of our own kernel: one for each index of the batch dims that it does not take.
     pub(super) fn launches(&self) -> Vec<(Shape, Vec<u64>)> {
         let outer = self.batch.len().saturating_sub(BATCH);
@@ -474,5 +489,42 @@ impl Product {
             (self.kernel.shape(self.m, self.n, inner_count), params)
         };
         (0..count).map(launch).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pcc_ir::DType;
+    use pcc_ir::gpu::gemm::GemmPath;
+
+    #[test]
+    fn rows_that_follow_each_other_are_one_product() {
+        let kernel = GemmKernel {
+            path: GemmPath::Simt,
+            a: DType::F32,
+            b: DType::F32,
+            c: DType::F32,
+            rows: 64,
+            a_by_k: false,
+            b_by_k: false,
+            epilogue: None,
+        };
+        let merged = |m: u64, batch: &[[i64; 4]], behind: &[[i64; 3]]| {
+            let (a, b, c, batch) = ((0, 7, 1), (0, 5, 1), (0, 6, 1), batch.to_vec());
+            let (epilogue, fused) = (vec![], None);
+            let mut product = Product { kernel, m, n: 5, k: 7, alpha: 1.0, a, b, c, batch, epilogue, fused };
+            product.merge(behind);
+            (product.m, product.batch.len())
+        };
+        let batch = [4, 70, 0, 60];
+        assert_eq!(merged(10, &[batch], &[]), (40, 0));
+        assert_eq!(merged(10, &[batch], &[[60, 6, 1], [0, 0, 1]]), (40, 0));
+        // Fewer rows than there is room for, a b for each, another batch, an access that goes on elsewhere.
+        assert_eq!(merged(9, &[batch], &[]), (9, 1));
+        assert_eq!(merged(10, &[[4, 70, 35, 60]], &[]), (10, 1));
+        assert_eq!(merged(10, &[[4, 70, 0, 61]], &[]), (10, 1));
+        assert_eq!(merged(10, &[batch, batch], &[]), (10, 2));
+        assert_eq!(merged(10, &[batch], &[[60, 6, 1], [1, 0, 1]]), (10, 1));
     }
 }

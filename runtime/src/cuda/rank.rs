@@ -4,13 +4,14 @@ mod queue;
 
 use super::blaslt::Blas;
 use super::control::{Control, Look, Stopped};
-use super::driver::{Buffer, Context, Event, Failure, Function, Graph, Module, Pinned, Stream};
+use super::driver::{Buffer, Event, Failure, Function, Graph, Module, Pinned, Stream};
 use super::mirror::Mirror;
 use super::nccl::Communicator;
 use super::peers::{Circle, Meeting, Seat};
 use super::plan::Plan;
 use super::ranges::Span;
 use super::room::Room;
+use super::shared::Shared;
 use pcc_ir::Diagnostic;
 use pcc_ir::gpu::{LibraryKernel, library};
 use std::collections::{HashMap, VecDeque};
@@ -51,7 +52,8 @@ pub(super) struct Station {
     /// Bytes of its planned memory.
     pub(super) bytes: u64,
     pub(super) plan: Arc<Plan>,
-    pub(super) ptx: Arc<str>,
+    /// The GPU's context and kernels.
+    pub(super) shared: Arc<Shared>,
     pub(super) meeting: Arc<Meeting>,
     pub(super) mirror: Arc<Mirror>,
     pub(super) control: Arc<Control>,
@@ -61,11 +63,6 @@ pub(super) struct Station {
 
 /// What NCCL and the simulator say on ranks that only notice another's failure.
 const ECHOES: [&str; 2] = ["remote process exited", "of the communicator failed"];
-
-/// The beginning of what a compiler says: it may quote lines of any length.
-fn shortened(log: &str) -> String {
-    log.chars().take(600).collect()
-}
 
 /// Bytes of a piece that is uploaded at a time.
 pub(super) const PIECE: usize = 16 << 20;
@@ -140,15 +137,8 @@ impl Station {
 
     /// Runs until no command comes any more. Every command is answered, the first answer says that the rank is ready.
     pub(super) fn serve(self, commands: &Receiver<Command>, replies: &Sender<Result<(), Stopped>>) {
-        let opened = self.open();
-        let (context, module) = match opened {
-            Ok(opened) => opened,
-            Err(stopped) => {
-                let _ = replies.send(Err(stopped));
-                return;
-            }
-        };
-        let mut rank = match self.load(&module) {
+        let entered = self.shared.enter().map_err(|e| self.broken(&e.why, e.doing));
+        let mut rank = match entered.and_then(|module| self.load(module)) {
             Ok(rank) => rank,
             Err(stopped) => {
                 let _ = replies.send(Err(stopped));
@@ -165,22 +155,6 @@ impl Station {
                 break;
             }
         }
-        drop(rank);
-        drop(module);
-        drop(context);
-    }
-
-    /// The device, and the program's code on it.
-    fn open(&self) -> Result<(Context, Module), Stopped> {
-        let context = Context::new(self.ordinal).map_err(|e| self.failed(&e, "opening the device"))?;
-        let module = Module::load(&self.ptx).map_err(|refused| {
-            let why = match refused.log.is_empty() {
-                true => refused.failure.to_string(),
-                false => format!("{}: {}", refused.failure, shortened(&refused.log)),
-            };
-            self.broken(&why, "loading the kernels")
-        })?;
-        Ok((context, module))
     }
 
     fn load<'m>(&'m self, module: &'m Module) -> Result<Rank<'m>, Stopped> {

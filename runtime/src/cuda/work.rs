@@ -51,6 +51,8 @@ pub(super) struct Fused {
     /// Address of a row.
     pub(super) bias: Option<u64>,
     pub(super) add: Option<(u64, i64, i64)>,
+    /// Strides of `add`, or `out` where there is none, and of `out` along the batch.
+    pub(super) batch: [i64; 2],
 }
 
 /// A part of a collective.

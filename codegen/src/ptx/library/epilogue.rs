@@ -15,6 +15,15 @@ pub(crate) struct Follows<'k> {
     pub info: &'k KernelInfo,
     /// Bit per access: whether it is the product's result.
     pub reads: u32,
+    /// Whether the product has a batch, of which accesses have a stride.
+    pub batch: bool,
+}
+
+impl Follows<'_> {
+    /// Strides of an access: along rows, columns, the batch.
+    fn strides(&self) -> usize {
+        2 + usize::from(self.batch)
+    }
 }
 
 /// An element of the product's result, in the block's tile.
@@ -84,9 +93,12 @@ impl<'e, 'c> Run<'_, 'e, 'c, '_> {
     /// The address of an access for an element.
     fn address(&self, access: AccessId, e: &Element<'e, 'c>) -> Num<'e, 'c> {
         let (code, at) = (self.code, access as usize);
-        let strides = GemmKernel::PARAMS + self.follows.kernel.accesses.len() + 2 * at;
+        let strides = GemmKernel::PARAMS + self.follows.kernel.accesses.len() + self.follows.strides() * at;
         let (row, col) = (self.place.row + e.row.long(), self.place.col + e.col.long());
-        let along = row * code.param(strides);
+        let mut along = row * code.param(strides);
+        if self.follows.batch {
+            along = along + self.place.member * code.param(strides + 2);
+        }
         let offset = match self.access(access).lane {
             Lane::Unit => along + col,
             Lane::Broadcast => along,
@@ -108,7 +120,7 @@ impl<'e, 'c> Run<'_, 'e, 'c, '_> {
 
     /// The values of all nodes, `c` being the product's result.
     fn values(&self, e: &Element<'e, 'c>, c: Num<'e, 'c>) -> Values<'e, 'c> {
-        let Follows { kernel, info, reads } = self.follows;
+        let Follows { kernel, info, reads, .. } = self.follows;
         let (code, ir) = (self.code, self.code.entry.ir);
         let live = live(kernel);
         let nodes = || (0..kernel.nodes.len()).filter(|&n| live[n]);
@@ -122,7 +134,7 @@ impl<'e, 'c> Run<'_, 'e, 'c, '_> {
         loads.sort_unstable();
         loads.dedup();
         let loaded = self.load(&loads, e);
-        let scalars = GemmKernel::PARAMS + 3 * kernel.accesses.len();
+        let scalars = GemmKernel::PARAMS + (1 + self.follows.strides()) * kernel.accesses.len();
         let scalars: Vec<IntValue> =
             (0..kernel.scalars as usize).map(|s| code.entry.param(scalars + s)).collect();
         let mut values = vec![None; kernel.nodes.len()];

@@ -72,6 +72,8 @@ pub(super) struct Place<'e, 'c> {
     /// Rows and columns from there to the ends of c, or the tile's where that is less; i32.
     pub rows: Num<'e, 'c>,
     pub cols: Num<'e, 'c>,
+    /// The number in the batch; i64.
+    pub member: Num<'e, 'c>,
     /// The tile's first row and column in c; i64.
     pub row: Num<'e, 'c>,
     pub col: Num<'e, 'c>,
@@ -149,6 +151,7 @@ impl<'e, 'c, 'k> Product<'e, 'c, 'k> {
                     c: c.from(row, col),
                     rows: (self.m - row).min(i64::from(rows)).int(),
                     cols: (self.n - col).min(i64::from(cols)).int(),
+                    member: z,
                     row,
                     col,
                 });

@@ -39,8 +39,8 @@ pub(super) struct Form {
     pub(super) d: i64,
     pub(super) activation: Activation,
     pub(super) bias: bool,
-    /// Count, and strides of a, b and the result.
-    pub(super) batch: [i64; 4],
+    /// Count, and strides of a, b, C and D.
+    pub(super) batch: [i64; 5],
     /// Bytes that divide every address of a, b, C and D, at most 256.
     pub(super) aligned: [u32; 4],
 }
@@ -76,21 +76,23 @@ pub(super) fn request(p: &Product, with: Option<&Fused>) -> Option<Request> {
     let add = with.and_then(|w| w.add);
     let types = [p.kernel.a, p.kernel.b, with.map_or(p.kernel.c, |w| w.dtype)];
     let same = types[0] == types[1] && (types[2] == types[0] || types[2] == DType::F32);
-    if !same || p.k == 0 || !is_known(types[0]) || with.is_some() && !p.batch.is_empty() {
+    if !same || p.k == 0 || !is_known(types[0]) || with.is_some() && p.batch.len() > 1 {
         return None;
     }
     let (c, d) = (rows(add.unwrap_or(out))?, rows(out)?);
+    let [count, of_a, of_b, of_c] = batch(&p.batch)?;
+    let [of_c, of_d] = if count == 1 { [0; 2] } else { with.map_or([of_c; 2], |w| w.batch) };
+    let batch = [count, of_a, of_b, of_c, of_d];
     // In place it takes one layout alone.
-    if add.is_some_and(|add| add.0 == out.0 && c != d) {
+    if add.is_some_and(|add| add.0 == out.0 && (c, of_c) != (d, of_d)) {
         return None;
     }
-    let batch = batch(&p.batch)?;
     let bias = with.and_then(|w| w.bias);
     if bias.is_some_and(|at| at % BIAS_ALIGN != 0) {
         return None;
     }
     let addresses = [p.a.0, p.b.0, add.unwrap_or(out).0, out.0 | bias.unwrap_or(0)];
-    let of = |i: usize| aligned(addresses[i], batch[(i + 1).min(3)], types[i.min(2)]);
+    let of = |i: usize| aligned(addresses[i], batch[i + 1], types[i.min(2)]);
     let form = Form {
         types,
         sizes: [p.m, p.n, p.k],
@@ -158,7 +160,7 @@ mod tests {
 
     #[test]
     fn batch_dims_that_are_one_are_merged() {
-        let of = |batch| form(&product((70, 1), (50, 1), batch)).map(|f| f.batch);
+        let of = |batch| form(&product((70, 1), (50, 1), batch)).map(|f| f.batch[..4].try_into().unwrap());
         assert_eq!(of(vec![[3, 4000, 0, 1500]]), Some([3, 4000, 0, 1500]));
         assert_eq!(of(vec![[2, 12000, 0, 4500], [3, 4000, 0, 1500]]), Some([6, 4000, 0, 1500]));
         assert_eq!(of(vec![[2, 1, 0, 4500], [3, 4000, 0, 1500]]), None);
@@ -172,6 +174,7 @@ mod tests {
             out: (1 << 20, 52, 1),
             bias: Some(1 << 21),
             add: Some((1 << 22, 64, 1)),
+            batch: [64 * 32, 52 * 32],
         }
     }
 
@@ -193,6 +196,9 @@ mod tests {
         // Of the result's type, whatever the product's own.
         assert_eq!(with(|_, f| f.dtype = DType::BF16).unwrap().form.types[2], DType::BF16);
         assert_eq!(with(|_, f| f.dtype = DType::F16), None);
+        // Of a batch, each has a stride of its own; the bias is one for all.
+        let batch = with(|p, _| p.batch = vec![[3, 4096, 0, 1500]]).unwrap().form;
+        assert_eq!((batch.batch, all.form.batch), ([3, 4096, 0, 64 * 32, 52 * 32], [1, 0, 0, 0, 0]));
         // In place.
         assert!(with(|_, f| f.add = Some(f.out)).is_some_and(|r| r.c == r.d && r.beta == 1.0));
         assert_eq!(with(|_, f| f.add = Some((f.out.0, 53, 1))), None);
@@ -204,7 +210,7 @@ mod tests {
         assert_eq!(with(|_, f| f.add = Some((0, 1, 30))), None);
         assert_eq!(with(|_, f| f.add = Some((0, 0, 1))), None, "a row for all rows");
         assert_eq!(with(|_, f| f.bias = Some(24)), None, "alignment");
-        assert_eq!(with(|p, _| p.batch = vec![[2, 0, 0, 0]]), None);
+        assert_eq!(with(|p, _| p.batch = vec![[2, 0, 0, 0], [3, 0, 0, 0]]), None);
         assert_eq!(with(|p, _| p.k = 0), None);
         // A bias counts for the result's alignment.
         assert_eq!(with(|_, f| f.bias = Some((1 << 21) + 16)).unwrap().form.aligned, [256, 256, 256, 16]);

@@ -78,11 +78,20 @@ struct Fused {
 }
 
 impl Fused {
-    fn new(plain: GemmKernel, (m, n, k): (u64, u64, u64), rank: u32) -> Self {
+    fn new(plain: GemmKernel, sizes: (u64, u64, u64), rank: u32) -> Self {
+        Self::over(1, plain, sizes, rank)
+    }
+
+    /// Of so many products.
+    fn over(batch: u64, plain: GemmKernel, (m, n, k): (u64, u64, u64), rank: u32) -> Self {
         let kernel = kernel(plain.c, rank);
-        let epilogue = Some(Epilogue::new(&kernel, 1 << C));
-        let case = Case { alpha: 0.5, ..Case::new(GemmKernel { epilogue, ..plain }, (m, n, k)) };
-        Fused { case, kernel }
+        let epilogue = Some(Epilogue { batch: batch > 1, ..Epilogue::new(&kernel, 1 << C) });
+        let plain = Case::new(GemmKernel { epilogue, ..plain }, (m, n, k));
+        Fused { case: Case { alpha: 0.5, batch: [1, 1, batch], ..plain }, kernel }
+    }
+
+    fn batch(&self) -> u64 {
+        self.case.batch[2]
     }
 
     fn library(&self) -> LibraryKernel {
@@ -96,20 +105,22 @@ impl Fused {
     }
 
     fn shape(&self) -> Shape {
-        self.case.kernel.shape(self.case.m, self.case.n, 1)
+        self.case.kernel.shape(self.case.m, self.case.n, self.batch())
     }
 
     /// What the buffers of the accesses look like, c's aside: numbers of the kernel's accesses with them.
     fn views(&self) -> Vec<(Vec<usize>, View)> {
-        let (m, n) = (self.case.m, self.case.n);
-        let whole = |dtype, order: [usize; 2], pad| View::new(dtype, &[m, n], &order, 1, pad);
-        let part = |dtype, strides: [i64; 2]| View { dtype, extents: vec![m, n], strides: strides.to_vec() };
+        let extents = [self.batch(), self.case.m, self.case.n];
+        let whole = |dtype, order: [usize; 3], pad| View::new(dtype, &extents, &order, 1, pad);
+        let part =
+            |dtype, strides: [i64; 3]| View { dtype, extents: extents.to_vec(), strides: strides.to_vec() };
+        let rows = self.case.m as i64;
         vec![
-            (vec![0, 1], whole(DType::F32, [1, 0], 3)),
-            (vec![3], whole(DType::F16, [0, 1], 5)),
-            (vec![4], part(DType::BF16, [0, 1])),
-            (vec![5], part(DType::F32, [2, 0])),
-            (vec![6], whole(DType::BF16, [0, 1], 2)),
+            (vec![0, 1], whole(DType::F32, [2, 1, 0], 3)),
+            (vec![3], whole(DType::F16, [1, 2, 0], 5)),
+            (vec![4], part(DType::BF16, [0, 0, 1])),
+            (vec![5], part(DType::F32, [2 * rows + 1, 2, 0])),
+            (vec![6], whole(DType::BF16, [1, 2, 0], 2)),
         ]
     }
 
@@ -122,7 +133,7 @@ impl Fused {
             .enumerate()
             .map(|(i, (of, view))| (of, Data::noise(view, 10 + i as u64)))
             .collect();
-        let strides_of_c = operands.c.strides[3..].to_vec();
+        let strides_of_c = operands.c.strides[2..].to_vec();
         let count = self.kernel.accesses.len();
         let (mut places, mut strides) = (vec![operands.place; count], vec![strides_of_c; count]);
         for (of, data) in &data {
@@ -134,12 +145,19 @@ impl Fused {
         }
         let mut params = operands.params.clone();
         params.extend(&places);
-        params.extend(strides.iter().flatten().map(|&s| s as u64));
+        // Along rows and columns, then the batch.
+        let along = if self.batch() > 1 { 3 } else { 2 };
+        params.extend(
+            strides.iter().flat_map(|s| [s[1], s[2], s[0]].into_iter().take(along)).map(|s| s as u64),
+        );
         params.push(SCALAR as u64);
         device.run(text, &self.library(), shape, &params, seed)?;
         self.case.compare(&device, &operands)?;
-        let view =
-            View { extents: vec![self.case.m, self.case.n], strides: strides[C].clone(), ..operands.c };
+        let view = View {
+            extents: vec![self.batch(), self.case.m, self.case.n],
+            strides: strides[C].clone(),
+            ..operands.c
+        };
         let c = device.get(operands.place, &view)?;
         let images = self.interpret(&c, &data, &strides);
         for (number, (_, data)) in data.iter().enumerate() {
@@ -161,16 +179,16 @@ impl Fused {
             |access: usize| data.iter().position(|(of, _)| of.contains(&access)).unwrap_or(data.len());
         let bases: Vec<(usize, usize)> = (0..self.kernel.accesses.len()).map(|a| (buffer(a), 0)).collect();
         images.push(c.image());
-        let (rank, rows) = (self.kernel.rank as usize, self.case.m as i64);
-        let strides: Vec<i64> = strides.iter().flat_map(|s| &s[2 - rank..]).copied().collect();
+        let (rank, batch, rows) = (self.kernel.rank as usize, self.batch() as i64, self.case.m as i64);
+        let strides: Vec<i64> = strides.iter().flat_map(|s| &s[3 - rank..]).copied().collect();
         let mut run = KernelData {
             buffers: &mut images,
             bases: &bases,
-            extents: &[rows, self.case.n as i64][2 - rank..],
+            extents: &[batch, rows, self.case.n as i64][3 - rank..],
             strides: &strides,
             scalars: &[SCALAR],
         };
-        eval_kernel(&self.kernel, &mut run, 0..rows).unwrap();
+        eval_kernel(&self.kernel, &mut run, 0..batch * rows).unwrap();
         images
     }
 }
@@ -201,6 +219,10 @@ fn cases() -> Vec<Fused> {
         Fused::new(gemm(Mma, bf16, f16, 128, (false, true)), (97, 70, 33), 2),
         Fused::new(gemm(Wgmma, bf16, bf16, 128, (true, true)), (140, 269, 72), 2),
         Fused::new(gemm(Wgmma, f16, f32, 128, (false, true)), (97, 70, 33), 2),
+        Fused::over(3, gemm(Few, bf16, bf16, 4, (true, true)), (4, 21, 90), 3),
+        Fused::over(2, gemm(Simt, f32, f32, 64, (true, false)), (66, 67, 19), 3),
+        Fused::over(3, gemm(Mma, bf16, f32, 64, (true, true)), (40, 70, 40), 3),
+        Fused::over(2, gemm(Wgmma, bf16, bf16, 128, (true, true)), (70, 130, 40), 3),
     ]
 }
 
@@ -238,14 +260,15 @@ fn epilogues_go_with_every_product() {
 #[test]
 fn mutants_of_epilogues_are_noticed() {
     let cases = cases();
-    for fused in [3, 4, 5, 8, 12].map(|i| &cases[i]) {
+    for fused in [3, 4, 5, 8, 12, 13, 14, 15, 16].map(|i| &cases[i]) {
         let text = fused.text(Arch::Sm80);
         let noticed =
             |text: &str| [1, 2].iter().any(|&seed| fused.check_at(text, fused.shape(), seed).is_err());
         assert!(!noticed(&text));
         let (first, count) = (GemmKernel::PARAMS, fused.kernel.accesses.len());
-        let (strides, scalar) = (first + count, first + 3 * count);
-        let stride = |access: usize, dim: usize| strides + 2 * access + dim;
+        let each = if fused.batch() > 1 { 3 } else { 2 };
+        let (strides, scalar) = (first + count, first + (1 + each) * count);
+        let stride = |access: usize, dim: usize| strides + each * access + dim;
         let mut swaps = vec![(first, first + 5), (first + 1, first + 6), (scalar, 3)];
         swaps.extend([
             (stride(0, 0), stride(6, 0)),
@@ -253,6 +276,13 @@ fn mutants_of_epilogues_are_noticed() {
             (stride(4, 0), stride(5, 0)),
         ]);
         swaps.extend([(stride(3, 0), stride(3, 1)), (stride(6, 0), stride(6, 1))]);
+        if each == 3 {
+            swaps.extend([
+                (stride(0, 2), stride(6, 2)),
+                (stride(4, 2), stride(5, 2)),
+                (stride(3, 0), stride(3, 2)),
+            ]);
+        }
         for (a, b) in swaps {
             let [a, b] = [a, b].map(|i| format!("_param_{i}]"));
             assert!(text.contains(&a) && text.contains(&b), "{a}, {b}");

@@ -35,11 +35,11 @@ fn attention_ptx(arch: Arch, kernel: &AttentionKernel) -> String {
 /// Likewise of one that may have an epilogue.
 fn ptx_with(arch: Arch, kernel: &LibraryKernel, epilogue: Option<&Kernel>) -> String {
     let info = epilogue.map(|k| k.check().unwrap());
-    let reads = match kernel {
-        LibraryKernel::Gemm(gemm) => gemm.epilogue.map_or(0, |e| e.reads),
-        _ => 0,
+    let (reads, batch) = match kernel {
+        LibraryKernel::Gemm(gemm) => gemm.epilogue.map_or((0, false), |e| (e.reads, e.batch)),
+        _ => (0, false),
     };
-    let follows = epilogue.zip(info.as_ref()).map(|(kernel, info)| Follows { kernel, info, reads });
+    let follows = epilogue.zip(info.as_ref()).map(|(kernel, info)| Follows { kernel, info, reads, batch });
     let generator = Generator::new(arch).unwrap();
     header(arch) + &generator.ptx(&module(&generator.context, kernel, follows).unwrap()).unwrap()
 }

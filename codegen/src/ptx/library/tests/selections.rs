@@ -255,3 +255,55 @@ fn frequencies_follow_the_softmax() {
         }
     }
 }
+
+/// Changes of the kernels' text that cases notice wherever they are made; of many places some are tried.
+const NOTICED: [(&str, &str); 2] = [("bar.sync \t0;", ""), (", 31, -1;", ", 31, 65535;")];
+/// Changes that are noticed in some of the places tried: in others they change what is never reached by these cases, or is equal.
+const OFTEN: [(&str, &str); 5] = [
+    ("atom.shared.add.u32", "atom.shared.max.u32"),
+    (", 1, 31, -1;", ", 2, 31, -1;"),
+    ("setp.nan.f32", "setp.num.f32"),
+    ("setp.le.u64", "setp.lt.u64"),
+    ("shl.b32", "shr.u32"),
+];
+
+/// Places of one change that are tried.
+const PLACES: usize = 5;
+
+/// The texts in which one place is changed.
+fn mutants(text: &str, (from, to): (&str, &str)) -> Vec<String> {
+    let places: Vec<usize> = text.match_indices(from).map(|(at, _)| at).collect();
+    let apart = places.len().div_ceil(PLACES).max(1);
+    let change = |&at: &usize| [&text[..at], to, &text[at + from.len()..]].concat();
+    places.iter().step_by(apart).map(change).collect()
+}
+
+#[test]
+fn mutants_of_selections_are_noticed() {
+    let top = Top { n: 1100, k: 40, logit: no_number, rows: [1, 2, 2], ..TOP };
+    let tops =
+        [top, Top { n: 9000, k: 40, logit: ties, rows: [1, 1, 1], ..TOP }, Top { n: 511, k: 40, ..top }];
+    let draw = Draw { top_p: 0.7, top_k: 900, ..DRAW };
+    let draws: [(u64, Logit); 3] = [(9000, ties), (1100, spread), (90, no_number)];
+    let draws = draws.map(|(n, logit)| Draws { n, logit, draw, ..DRAWS });
+    let [top_k, sample] = [tops[0].kernel(), LibraryKernel::Sample].map(|kernel| ptx(Arch::Sm80, &kernel));
+    let fault = |text: &str, of_sample: bool| match of_sample {
+        true => draws.iter().rev().find_map(|d| d.check(text, 1).err()),
+        false => tops.iter().find_map(|t| t.check(text, 1).err()),
+    };
+    for (text, of_sample) in [(&top_k, false), (&sample, true)] {
+        assert_eq!(fault(text, of_sample), None);
+        let unnoticed = |change: (&str, &str)| -> (usize, Vec<usize>) {
+            let all = mutants(text, change);
+            (all.len(), (0..all.len()).filter(|&i| fault(&all[i], of_sample).is_none()).collect())
+        };
+        for change in NOTICED {
+            let (count, missed) = unnoticed(change);
+            assert!(count >= 3 && missed.is_empty(), "sample {of_sample}, {change:?}: {missed:?} of {count}");
+        }
+        for change in OFTEN {
+            let (count, missed) = unnoticed(change);
+            assert!(missed.len() < count, "sample {of_sample}, {change:?}: none of {count} is noticed");
+        }
+    }
+}
