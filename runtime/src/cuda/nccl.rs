@@ -14,6 +14,7 @@ use pcc_ir::{DType, Diagnostic, ReduceKind};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -115,8 +116,10 @@ pub(super) struct Nccl {
 /// A communicator of NCCL, which is ended once.
 struct Handle {
     comm: Comm,
-    /// Whether it was ended; locked during every call, none of which waits for other ranks.
-    ended: Mutex<bool>,
+    /// Whether someone has begun to end it: no call begins after that.
+    ended: AtomicBool,
+    /// Locked during every call, none of which waits for other ranks.
+    calls: Mutex<()>,
 }
 
 /// How long a call of a communicator may take before it is ended under its hands: the call is stuck.
@@ -133,18 +136,26 @@ impl Handle {
     ///
     /// # Errors
     /// It was ended.
-    fn live(&self) -> Result<MutexGuard<'_, bool>, String> {
-        let ended = lock(&self.ended);
-        if *ended { Err("the communicator was ended".to_owned()) } else { Ok(ended) }
+    fn live(&self) -> Result<MutexGuard<'_, ()>, String> {
+        let call = lock(&self.calls);
+        match self.ended.load(Ordering::Acquire) {
+            true => Err("the communicator was ended".to_owned()),
+            false => Ok(call),
+        }
     }
 
-    /// Locks it to end it; `None` where a call does not come back.
-    fn last(&self) -> Option<MutexGuard<'_, bool>> {
+    /// Whether the caller is the one to end it.
+    fn end(&self) -> bool {
+        !self.ended.swap(true, Ordering::AcqRel)
+    }
+
+    /// Waits for the call under way; `None` where that does not come back.
+    fn last(&self) -> Option<MutexGuard<'_, ()>> {
         let since = Instant::now();
         loop {
-            match self.ended.try_lock() {
-                Ok(ended) => return Some(ended),
-                Err(TryLockError::Poisoned(ended)) => return Some(PoisonError::into_inner(ended)),
+            match self.calls.try_lock() {
+                Ok(call) => return Some(call),
+                Err(TryLockError::Poisoned(call)) => return Some(PoisonError::into_inner(call)),
                 Err(TryLockError::WouldBlock) if since.elapsed() > STUCK => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             }
@@ -231,7 +242,7 @@ impl Nccl {
         // SAFETY: writes the communicator; the id is one of `unique_id`, the configuration begins as that of every version and says its size.
         let code = unsafe { (self.table.init)(&mut comm, members as c_int, id, own as c_int, &config) };
         self.check("ncclCommInitRankConfig", code, std::ptr::null_mut())?;
-        let handle = Arc::new(Handle { comm, ended: Mutex::new(false) });
+        let handle = Arc::new(Handle { comm, ended: AtomicBool::new(false), calls: Mutex::default() });
         lock(&self.joined).push(handle.clone());
         Ok(Communicator { nccl: self.clone(), handle, members })
     }
@@ -244,17 +255,13 @@ impl Nccl {
     }
 
     fn abort(&self, handle: &Handle) {
-        let mut ended = handle.last();
-        if ended.as_ref().is_some_and(|e| **e) {
+        if !handle.end() {
             return;
         }
-        // SAFETY: the communicator is ended once: noted here and asked for before every call, by `Handle::live`. A call that is stuck in NCCL
+        let _call = handle.last();
+        // SAFETY: the communicator is ended once, and no call begins any more: every one asks `Handle::live` first. One that is stuck in NCCL
         // comes back with an error, which is what ending is for.
         unsafe { (self.table.abort)(handle.comm) };
-        match &mut ended {
-            Some(ended) => **ended = true,
-            None => *lock(&handle.ended) = true,
-        }
     }
 }
 
@@ -400,13 +407,12 @@ impl Communicator {
                 Err(_) => Err(Stopped),
             })
         });
-        let Ok(mut ended) = self.handle.live() else { return };
-        if done.is_ok() {
-            *ended = true;
+        let Ok(call) = self.handle.live() else { return };
+        if done.is_ok() && self.handle.end() {
             // SAFETY: ended once; all its work is done.
             unsafe { (self.nccl.table.destroy)(self.handle.comm) };
         }
-        drop(ended);
+        drop(call);
         self.abort();
     }
 }
