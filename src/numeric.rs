@@ -42,6 +42,9 @@ pub struct Comparison {
     /// Indices and tokens that differ, but are the reference's own when what it selects among is rounded.
     #[serde(skip_serializing_if = "is_none")]
     pub near_ties: usize,
+    /// Whether nothing may differ: indices and tokens, of which a near one is no better than another.
+    #[serde(skip)]
+    exact: bool,
     #[serde(skip)]
     largest: f64,
     #[serde(skip)]
@@ -88,17 +91,22 @@ impl Comparison {
     /// The output differs by more than the tolerance.
     fn check(&self, tolerance: f64) -> Result<(), Diagnostic> {
         // Not `>`: a difference that is no number must not pass.
-        if self.max_rel_diff <= tolerance {
+        if self.max_rel_diff <= if self.exact { 0.0 } else { tolerance } {
             return Ok(());
         }
         let (row, got, want) = self.worst.unwrap_or_default();
+        let how_far = match self.exact {
+            true => {
+                "it was selected, and no rounding of what it is selected from explains another".to_owned()
+            }
+            false => format!(
+                "{:.1e} of the largest magnitude, at most {tolerance:.0e} is rounding",
+                self.max_rel_diff
+            ),
+        };
         Err(Diagnostic::check("the program computes something else than the model")
             .at(format!("output `{}` of entry `{}`, row {row}", self.output, self.entry))
-            .why(format!(
-                "it gives {got} where the reference evaluator gives {want}: {:.1e} of the largest magnitude, at most {tolerance:.0e} \
-                 is rounding",
-                self.max_rel_diff
-            )))
+            .why(format!("it gives {got} where the reference evaluator gives {want}: {how_far}")))
     }
 }
 
@@ -124,6 +132,7 @@ pub fn compare(session: &mut Session, graph: &Module, seed: u64) -> Result<Vec<C
         let of = |o: &IoSpec| Comparison {
             entry: e.name.clone(),
             output: o.name.clone(),
+            exact: is_int(o) && selects(graph),
             ..Comparison::default()
         };
         e.outputs.iter().map(of).collect::<Vec<_>>()
@@ -319,6 +328,10 @@ fn reference(
     })
 }
 
+fn is_int(spec: &IoSpec) -> bool {
+    matches!(spec.ty.dtype, DType::I32 | DType::I64)
+}
+
 /// Takes over integers that the reference gives, too, when what it selects among is `rounded` in one of [`selection::TRIES`] ways.
 fn accept_near_ties(
     entry: &EntryProgram,
@@ -328,7 +341,6 @@ fn accept_near_ties(
     outcomes: &mut [Comparison],
     rounded: impl Fn(u64) -> Result<BTreeMap<String, Tensor>, Diagnostic>,
 ) -> Result<(), Diagnostic> {
-    let is_int = |spec: &IoSpec| matches!(spec.ty.dtype, DType::I32 | DType::I64);
     // Output, position in the reference's tensor, value found.
     let mut open: Vec<(usize, usize, f64)> = Vec::new();
     for (o, spec) in entry.outputs.iter().enumerate().filter(|(_, spec)| is_int(spec)) {
@@ -393,7 +405,6 @@ struct Lane {
     row: usize,
 }
 
-/// The rows of a micro-batch; the whole tensor when it has no batch dim.
 impl Lane {
     /// Of each element, its place in the user's tensor and in the micro-batch's.
     fn elements(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
@@ -403,6 +414,7 @@ impl Lane {
     }
 }
 
+/// The rows of a micro-batch; the whole tensor when it has no batch dim.
 fn lanes(spec: &IoSpec, rows: &Rows, micro_batch: usize) -> Vec<Lane> {
     let shape = &spec.ty.shape;
     let Some(d) = spec.batch_dim else {

@@ -52,12 +52,23 @@ fn draw_in(module: &mut Module, name: &str) -> Result<(), Diagnostic> {
     let missing = || Diagnostic::internal(format!("entry `{name}` without logits"));
     let (at, result, ty) = logits(module, name).ok_or_else(missing)?;
     let rows = ty.shape[0];
+    // What another entry runs, too, stays as it is.
+    let id = module.entries[at].func;
+    if module.entries.iter().filter(|e| e.func == id).count() > 1 {
+        let own = Func { name: free_name(module, name), ..module.funcs[id].clone() };
+        module.entries[at].func = module.funcs.push(own);
+    }
     let Entry { func: id, args, results, aliases, .. } = &mut module.entries[at];
     let taken = |role: &Role| matches!(role, Role::Input(n) if inputs(rows).iter().any(|(i, _)| i == n));
     if args.iter().any(taken) {
         return Err(Diagnostic::input("an input has a name that drawing tokens needs")
             .at(format!("entry `{name}`"))
             .why("`settings` and `key` say how tokens are drawn")
+            .help("give --sampler host"));
+    }
+    if results.iter().any(|r| r == "token") {
+        return Err(Diagnostic::input("an output has the name of drawn tokens, `token`")
+            .at(format!("entry `{name}`"))
             .help("give --sampler host"));
     }
     let id = *id;
@@ -86,15 +97,22 @@ fn draw_in(module: &mut Module, name: &str) -> Result<(), Diagnostic> {
     let made = head.results[place];
     head.results[place] = sample(&mut head, made, &draw, rows);
     crate::canonical::renumber(&mut head);
-    let users = module.entries.iter().flat_map(|e| &module.funcs[e.func].insts);
+    let users = module.funcs.values().flat_map(|f| &f.insts);
     if users.filter(|i| i.op == Op::Call(callee)).count() == 1 {
         module.funcs[callee] = head;
     } else {
-        head.name = format!("{name}.token");
+        head.name = free_name(module, &format!("{name}.token"));
         let head = module.funcs.push(head);
         module.funcs[id].insts[call].op = Op::Call(head);
     }
     Ok(())
+}
+
+/// The name, with a number if a function has it.
+fn free_name(module: &Module, name: &str) -> String {
+    let taken = |n: &String| module.funcs.values().any(|f| f.name == *n);
+    let numbered = (2..).map(|i| format!("{name}.{i}"));
+    std::iter::once(name.to_owned()).chain(numbered).find(|n| !taken(n)).unwrap_or_default()
 }
 
 /// The call that alone makes and hands on a value: its number, its function, and which result it is.

@@ -6,6 +6,7 @@ mod broken;
 mod commands;
 mod concurrent;
 mod descriptions;
+mod drawing;
 mod eval;
 mod families;
 mod gpu_blas;
