@@ -1,6 +1,6 @@
 //! Writing outputs: aside first, then renamed, so that nothing half-written stays.
 
-use crate::interrupt::{Unfinished, remove_abandoned};
+use crate::interrupt::{GONE, Unfinished, remove_abandoned};
 use pcc_ir::Diagnostic;
 use pcc_passes::report::Report;
 use std::io;
@@ -33,8 +33,9 @@ pub fn clear(path: &Path) {
 }
 
 /// Whether a name is one that lies beside the output `name` while it is written: those of [`sibling`], and the runtime's, which
-/// are `.NAME.PROCESS-NUMBER.tmp`.
+/// are `.NAME.PROCESS-NUMBER.tmp`; either with [`GONE`] behind it.
 fn is_aside(entry: &str, name: &str) -> bool {
+    let entry = entry.strip_suffix(GONE).unwrap_or(entry);
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let rest = entry.strip_prefix('.').and_then(|r| r.strip_prefix(name)).and_then(|r| r.strip_prefix('.'));
     rest.and_then(|r| r.split_once('.')).is_some_and(|(first, second)| match first {

@@ -33,11 +33,25 @@ fn unfinished() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
 const ROUNDS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// What is behind the name of a path that is about to be removed.
+pub const GONE: &str = ".gone";
+
 fn remove_all(paths: &[PathBuf]) {
+    let gone = |path: &Path| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(GONE);
+        PathBuf::from(name)
+    };
     for _ in 0..ROUNDS {
-        paths.iter().for_each(|path| remove(path));
+        for path in paths {
+            // Out of the way first, in one step: what is half removed must not be given the output's name meanwhile.
+            if std::fs::rename(path, gone(path)).is_err() {
+                remove(path);
+            }
+            remove(&gone(path));
+        }
         std::thread::sleep(PAUSE);
-        if !paths.iter().any(|path| path.exists()) {
+        if !paths.iter().any(|path| path.exists() || gone(path).exists()) {
             return;
         }
     }

@@ -4,6 +4,7 @@
 mod selection;
 
 use pcc_ir::eval::{Tensor, eval_entry, round_to};
+use pcc_ir::ops::sample::Draw;
 use pcc_ir::program::{BatchPlan, EntryProgram, IoSpec, Program};
 use pcc_ir::source::Random;
 use pcc_ir::{DType, Diagnostic, Entry, Module, Op};
@@ -179,7 +180,7 @@ fn run_rows(
         for step in 0..steps {
             rows.step = step;
             let inputs: BTreeMap<String, HostTensor> =
-                entry.inputs.iter().map(|spec| (spec.name.clone(), rows.input(spec, &entry.name))).collect();
+                entry.inputs.iter().map(|spec| (spec.name.clone(), rows.input(spec, entry))).collect();
             let got = session.run(&entry.name, &inputs, rows.count)?;
             for (m, states) in states.iter_mut().enumerate().filter(|s| rows.are_in(s.0)) {
                 let before = selects(graph).then(|| states.clone());
@@ -264,14 +265,19 @@ impl Rows {
         most - row * 3 % most
     }
 
-    fn input(&self, spec: &IoSpec, entry: &str) -> HostTensor {
+    fn input(&self, spec: &IoSpec, entry: &EntryProgram) -> HostTensor {
         let mut shape = spec.ty.shape.clone();
         if let Some(n) = spec.batch_dim.and_then(|d| shape.get_mut(d)) {
             *n = self.count;
         }
         let elements: usize = shape.iter().product();
-        let name = format!("{entry}.{}.{}", spec.name, self.step);
+        let name = format!("{}.{}.{}", entry.name, spec.name, self.step);
         let noise = Random { seed: self.seed, name, scale: 1.0 };
+        if entry.draws()
+            && let Some(data) = self.draws(&spec.name, &noise)
+        {
+            return HostTensor { shape, data };
+        }
         // Row and position of an element, from the labelled dims.
         let place = |i: usize, dim: Option<usize>| {
             dim.map_or(0, |d| i / shape[d + 1..].iter().product::<usize>() % shape[d])
@@ -294,6 +300,24 @@ impl Rows {
             _ => HostData::F32((0..elements).map(|i| noise.value(i as u64)).collect()),
         };
         HostTensor { shape, data }
+    }
+}
+
+impl Rows {
+    /// What says how to draw, each row in another way, none of which often leaves one token to choose.
+    fn draws(&self, input: &str, noise: &Random) -> Option<HostData> {
+        let draw = |row: usize| Draw {
+            temperature: [1.0, 0.5, 2.0][row % 3],
+            top_p: [1.0, 0.9][row % 2],
+            top_k: [0, 8, 0, 40][row % 4],
+            seed: u64::from(noise.value(row as u64).to_bits()) << 13 | row as u64,
+            draw: (self.step * 7 + row) as u32,
+        };
+        match input {
+            "settings" => Some(HostData::F32((0..self.count).flat_map(|r| draw(r).settings()).collect())),
+            "key" => Some(HostData::I32((0..self.count).flat_map(|r| draw(r).key()).collect())),
+            _ => None,
+        }
     }
 }
 

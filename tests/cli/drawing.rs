@@ -126,11 +126,11 @@ fn a_drawing_entry_is_run() {
     };
     run("host", "host.npz", "logits.npz");
     let (_, logits) = npz::read_f32(&place.path().join("logits.npz"), "logits");
-    // Without settings there is nothing to draw by.
-    let device = of("device");
-    let args =
-        ["run", device.to_str().unwrap(), "--entry", "prefill", "--input", "host.npz", "--output", "no.npz"];
-    fails(place.path(), &args, 1, &["settings"]);
+    let best = |row: &[f32]| (0..101).fold(0, |b, j| if row[j] > row[b] { j } else { b }) as i32;
+    // Where nothing says how to draw, the likeliest.
+    run("device", "host.npz", "likeliest.npz");
+    let (_, likeliest) = npz::read_i32(&place.path().join("likeliest.npz"), "token");
+    assert!(logits.chunks(101).map(best).eq(likeliest));
     let key = ("key", &[3, 4][..], vec![0, 1, 2, 0, 1, 5, 6, 7, 0, 0, 0, 0]);
     let [a, b] = shared;
     npz::write_mixed(
@@ -143,8 +143,7 @@ fn a_drawing_entry_is_run() {
     assert_eq!(shape, [3]);
     // Greedy, the likeliest of one, greedy.
     for (row, token) in logits.chunks(101).zip(token) {
-        let best = (0..101).fold(0, |b, j| if row[j] > row[b] { j } else { b });
-        assert_eq!(best as i32, token);
+        assert_eq!(best(row), token);
     }
 }
 
@@ -165,4 +164,35 @@ fn what_cannot_draw_is_said() {
     for bad in ["--top-k=-1", "--top-k=many", "--top-k=4294967296", "--top-k=1.5"] {
         fails(place.path(), &[&common[..], &[bad]].concat(), 2, &["--top-k"]);
     }
+}
+
+/// Tokens in another order are the same bytes: the proof or the run refuses them.
+#[test]
+fn tokens_in_another_order_are_caught() {
+    let place = folder();
+    let args = ["--seq", "24", "--batch", "6", "--tp", "2", "--sampler", "device"];
+    let copy = models::copied(&models::artifact("llama", &args), place.path());
+    let path = copy.join("program.json");
+    let whole: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let mut wrong = 0;
+    for (f, func) in whole["funcs"].as_array().unwrap().iter().enumerate() {
+        for (i, instr) in func["instrs"].as_array().unwrap().iter().enumerate() {
+            if instr["kind"].get("sample").is_none() {
+                continue;
+            }
+            for (operand, n) in [("logits", 101), ("key", 4)] {
+                let mut broken = whole.clone();
+                let view = &mut broken["funcs"][f]["instrs"][i]["kind"]["sample"][operand];
+                let step = view["strides"][1].as_i64().unwrap();
+                let offset = view["loc"]["offset"].as_i64().unwrap();
+                view["strides"][1] = (-step).into();
+                view["loc"]["offset"] = (offset + (n - 1) * step * 4).into();
+                std::fs::write(&path, broken.to_string()).unwrap();
+                models::sign(&copy);
+                fails(place.path(), &["verify", "copy.pcc", "--numeric"], 3, &[]);
+                wrong += 1;
+            }
+        }
+    }
+    assert_eq!(wrong, 4);
 }

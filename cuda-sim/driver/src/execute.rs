@@ -114,11 +114,12 @@ impl Turn {
 
     fn run_kernel(&mut self, id: u64, launch: &Arc<Launch>) -> Result<(), String> {
         let (memory, launch, seed) = (self.memory.clone(), launch.clone(), self.random.next());
+        let budget = self.config.budget;
         let result = self.alone(|| {
             let Launch { kernel, device, grid, block, shared, params } = &*launch;
             let (device, grid, block, shared) = (*device, *grid, *block, *shared);
-            let run =
-                || exec::run(&memory, &exec::Launch { kernel, device, grid, block, shared, params, seed });
+            let launch = exec::Launch { kernel, device, grid, block, shared, params, seed };
+            let run = || exec::run_within(&memory, &launch, budget);
             // Others wait for this work: it has to end, whatever happens.
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
         });
@@ -127,6 +128,9 @@ impl Turn {
                 let reads = stats.reads.into_iter().map(|range| (range, false));
                 let writes = stats.writes.into_iter().map(|range| (range, true));
                 reads.chain(writes).try_for_each(|(r, writes)| self.note(id, Space::Devices, r, writes))
+            }
+            Ok(Err(fault)) if fault.what.contains("endless loop") => {
+                Err(format!("{fault} (PCC_SIM_BUDGET allows a warp more instructions)"))
             }
             Ok(Err(fault)) => Err(fault.to_string()),
             Err(_) => Err("the simulator itself failed on this kernel".to_owned()),

@@ -23,8 +23,8 @@ use crate::memory::Memory;
 use crate::ptx::Kernel;
 use std::ops::Range;
 
-/// Instructions that one warp may run, so that endless loops end: several seconds' worth.
-const BUDGET: u64 = 1 << 27;
+/// Instructions that one warp may run in a block, so that endless loops end: seconds' worth, and some ten times what a sum over 16 thousand takes.
+pub const BUDGET: u64 = 1 << 24;
 
 /// A kernel and how it is launched.
 pub struct Launch<'a> {

@@ -166,9 +166,12 @@ pub(super) fn check_driver(arch: Arch) -> Result<usize, Diagnostic> {
 
 fn ask_driver(arch: Arch) -> Result<usize, Diagnostic> {
     let broken = |e: driver::Failure| {
-        Diagnostic::run("the CUDA driver cannot be used")
-            .why(e.to_string())
-            .help("nvidia-smi tells whether the driver runs and sees a GPU")
+        Diagnostic::run("the CUDA driver cannot be used").why(explained(&e.to_string())).help(match STAND_INS
+            .get()
+        {
+            Some(_) => "the simulated GPUs are described by the environment's variables PCC_SIM_*",
+            None => "nvidia-smi tells whether the driver runs and sees a GPU",
+        })
     };
     let devices = driver::devices().map_err(broken)?;
     let version = driver::version().map_err(broken)?;

@@ -12,6 +12,9 @@ const VERSION: c_int = 12_080;
 pub extern "C" fn cuInit(flags: c_uint) -> Code {
     let mut turn = Turn::take();
     turn.threads.here();
+    if let Some(nonsense) = turn.config.nonsense.clone() {
+        return turn.refuse(Code::INVALID_VALUE, nonsense);
+    }
     match (flags, turn.devices.len()) {
         (0, 0) => turn.refuse(Code::NO_DEVICE, "PCC_SIM_DEVICES is 0"),
         (0, _) => {
