@@ -75,7 +75,7 @@ impl Config {
         let capability = variable(&get, "PCC_SIM_CAPABILITY", "two numbers, as 9.0", version, &mut nonsense);
         let switch = |s: &str| match s {
             "on" | "1" => Some(true),
-            "off" | "0" | "" => Some(false),
+            "off" | "0" => Some(false),
             _ => None,
         };
         let races = variable(&get, "PCC_SIM_RACES", "on or off", switch, &mut nonsense);
@@ -105,7 +105,8 @@ fn variable<T>(
     parse: impl Fn(&str) -> Option<T>,
     nonsense: &mut Option<String>,
 ) -> Option<T> {
-    let text = get(name)?;
+    // Empty is not set.
+    let text = get(name).filter(|text| !text.trim().is_empty())?;
     let read = parse(text.trim());
     if read.is_none() {
         let shown: String = text.chars().take(40).collect();
@@ -128,6 +129,7 @@ mod tests {
         assert_eq!((none.devices, none.memory, none.capability, none.races), (8, 1 << 31, (9, 0), true));
         assert_eq!((none.seed, none.mutant, none.verbose, none.nonsense), (0, None, false, None));
         assert_eq!(of("PCC_SIM_DEVICES", " 3 ").devices, 3);
+        assert_eq!((of("PCC_SIM_MUTANT", "").nonsense, of("PCC_SIM_DEVICES", " ").devices), (None, 8));
         assert_eq!(of("PCC_SIM_MEMORY", "4096").memory, 4096);
         assert_eq!(of("PCC_SIM_CAPABILITY", "10.3").capability, (10, 3));
         assert_eq!(of("PCC_SIM_TIMEOUT_MS", "1500").timeout, Duration::from_millis(1500));
