@@ -130,6 +130,23 @@ fn buffers_that_are_used_too_early_are_noticed() {
     assert!(noticed >= 8, "{noticed} noticed");
 }
 
+/// A rank that hangs while communicators are made: the others give up when their patience ends, not the simulator's.
+#[test]
+fn a_rank_that_never_joins_is_not_waited_for_for_ever() {
+    let place = folder();
+    let (_, gpu) = subject(place.path());
+    let input = npz::token_file(place.path(), 2, 4);
+    let args = ["run", gpu.to_str().unwrap(), "--input", input.to_str().unwrap(), "--entry", "forward"];
+    let args = [&args[..], &["--output", "out.npz", "--device", "cuda-sim", "--patience", "2"]].concat();
+    let mut command = command(place.path(), &args);
+    command.env("PCC_SIM_MUTANT", "skip-join:1:0");
+    let outcome = finish(command.spawn().expect("pcc starts"), "a rank that never joins");
+    assert_eq!(outcome.code, 4, "{}", outcome.stderr);
+    for part in ["in vain", "joining the other ranks", "nothing has moved for 2 s"] {
+        assert!(outcome.stderr.contains(part), "{part}: {}", outcome.stderr);
+    }
+}
+
 #[test]
 fn what_is_called_harmless_changes_nothing() {
     let place = folder();

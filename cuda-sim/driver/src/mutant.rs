@@ -23,6 +23,8 @@ pub enum Kind {
     SkipProduct,
     /// An operation of a communicator is left out.
     SkipCollective,
+    /// A rank never comes to a communicator that it joins.
+    SkipJoin,
     /// It has an element less.
     Count,
     /// It is of another type of the same size.
@@ -33,7 +35,7 @@ pub enum Kind {
     OtherStream,
 }
 
-const KINDS: [(&str, Kind); 11] = [
+const KINDS: [(&str, Kind); 12] = [
     ("skip-wait", Kind::SkipWait),
     ("skip-record", Kind::SkipRecord),
     ("skip-copy", Kind::SkipCopy),
@@ -41,6 +43,7 @@ const KINDS: [(&str, Kind); 11] = [
     ("skip-launch", Kind::SkipLaunch),
     ("skip-product", Kind::SkipProduct),
     ("skip-collective", Kind::SkipCollective),
+    ("skip-join", Kind::SkipJoin),
     ("count", Kind::Count),
     ("dtype", Kind::DType),
     ("operation", Kind::Operation),
@@ -87,6 +90,11 @@ impl Turn {
         let device = context.and_then(|c| self.contexts.get(c).map(|c| c.device));
         let Ok(device) = device else { return false };
         self.config.mutant.as_mut().is_some_and(|m| m.meets(kind, device))
+    }
+
+    /// Whether joining a communicator on a device is the call to be left out.
+    pub fn is_mutant_join(&mut self, device: u32) -> bool {
+        self.config.mutant.as_mut().is_some_and(|m| m.meets(Kind::SkipJoin, device))
     }
 
     /// An operation as it is to be put into its stream; `None` if it is left out.

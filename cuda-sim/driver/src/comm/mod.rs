@@ -43,6 +43,8 @@ pub struct Seat {
 struct Group {
     size: u32,
     members: BTreeMap<u32, Member>,
+    /// Whether one of them is not seen by the others, and never will be.
+    absent: bool,
     /// Done once all ranks are in (or never will be: then there is an error).
     complete: Ticket,
     /// By their number, what each rank has started.
@@ -120,6 +122,7 @@ impl Turn {
             return Err(abi::INVALID_ARGUMENT);
         }
         let call = nonblocking.then(|| nonblocking::Call::join(&mut self.random));
+        let absent = self.is_mutant_join(device);
         let comms = &mut self.comms;
         let group = *comms.by_id.entry(id).or_insert_with(|| {
             comms.made += 1;
@@ -137,7 +140,8 @@ impl Turn {
         let last = Ticket::done_already();
         let member = Member { context, device, thread, last, started: 0, gone: None, nonblocking, call };
         of.members.insert(rank, member);
-        let complete = of.members.len() as u32 == size;
+        of.absent |= absent;
+        let complete = of.all_in();
         if complete {
             of.complete.finish(Default::default());
             comms.by_id.remove(&id);
@@ -155,7 +159,7 @@ impl Turn {
         let (complete, size) = (of.complete.clone(), of.size);
         self.wait_for(&complete, &format!("waits for all {size} ranks of a communicator, as rank {rank}"));
         // Once all are in, what went wrong since is told by what follows.
-        let all_in = self.comms.groups.get(&group).is_some_and(|of| of.members.len() as u32 == size);
+        let all_in = self.comms.groups.get(&group).is_some_and(Group::all_in);
         if all_in { Ok(()) } else { self.comm_sound(group) }
     }
 
@@ -199,7 +203,7 @@ impl Turn {
         }
         let words = ["has finalized its communicator", "has destroyed its communicator", "has aborted"];
         self.leave_group(group, rank, words[how.min(abi::LEAVE_ABORT) as usize]);
-        let complete = self.comms.groups.get(&group).is_some_and(|of| of.members.len() as u32 == of.size);
+        let complete = self.comms.groups.get(&group).is_some_and(Group::all_in);
         if complete && self.comms.seats.iter().all(|(_, seat)| seat.group != group) {
             self.comms.groups.remove(&group);
             self.comms.order.forget(group);
@@ -250,6 +254,7 @@ impl Group {
         Self {
             size,
             members: BTreeMap::new(),
+            absent: false,
             complete: Ticket::new(0),
             collectives: BTreeMap::new(),
             sends: BTreeMap::new(),
@@ -257,6 +262,11 @@ impl Group {
             open: BTreeMap::new(),
             error: None,
         }
+    }
+
+    /// Whether all ranks are in, and seen.
+    fn all_in(&self) -> bool {
+        self.members.len() as u32 == self.size && !self.absent
     }
 
     /// Why a rank cannot join.
