@@ -120,7 +120,8 @@ pub fn run(args: &Args) -> Result<(), Diagnostic> {
 
 fn check(args: &Args) -> Result<(), Diagnostic> {
     if !(args.temperature >= 0.0 && args.temperature.is_finite()) {
-        return Err(Diagnostic::usage(format!("--temperature {}", args.temperature)).help("it is 0 or more"));
+        return Err(Diagnostic::usage(format!("--temperature {}", args.temperature))
+            .help("it is finite, and 0 or more"));
     }
     if !(args.top_p > 0.0 && args.top_p <= 1.0) {
         return Err(Diagnostic::usage(format!("--top-p {}", args.top_p)).help("it is above 0 and at most 1"));

@@ -32,7 +32,8 @@ fn check(func: &FuncProgram, views: &[View<'_>]) -> Result<(), String> {
         let size = |n: u64, e: &Extent| n.checked_mul(e.full).filter(|&n| n > 0 && n < LARGEST);
         let elements = view.extents.iter().try_fold(1, size);
         if elements.is_none() || strided.strides.len() != view.extents.len() {
-            return Err(format!("{name} has extents {:?} and strides {:?}", view.extents, strided.strides));
+            let whole: Vec<u64> = view.extents.iter().map(|e| e.full).collect();
+            return Err(format!("{name} has extents {whole:?} and strides {:?}", strided.strides));
         }
         if strided.dtype != view.dtype {
             return Err(format!("{name} is {}, not {}", strided.dtype, view.dtype));
