@@ -13,6 +13,7 @@ use pcc_ir::gpu::selection::TopKKernel;
 use pcc_ir::gpu::{Arch, Epilogue, LibraryKernel};
 use pcc_ir::kernel::Kernel;
 use pcc_ir::kernel_check::KernelInfo;
+use pcc_ir::ops::top_k;
 use pcc_ir::types::DType;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -153,7 +154,7 @@ fn check_library(kernel: &LibraryKernel, arch: Arch) -> Result<(), Diagnostic> {
             path: AttentionPath::Mma | AttentionPath::Wide,
             ..
         }) => refuse("only few rows have split keys".into()),
-        LibraryKernel::TopK(TopKKernel { k, .. }) if k == 0 || k > i32::MAX as u32 => {
+        LibraryKernel::TopK(TopKKernel { k, .. }) if k == 0 || k as usize > top_k::MOST => {
             refuse(format!("it keeps {k} elements"))
         }
         LibraryKernel::TopK(TopKKernel { dtype, .. })

@@ -2,7 +2,7 @@
 //! goes through [`Ir`], whose loads, stores and offsets take addresses of any space.
 
 use crate::emit::ir::{IP, Ir, Op, V};
-use inkwell::attributes::AttributeLoc;
+use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::types::{BasicMetadataTypeEnum, BasicTypeEnum, FunctionType};
 use inkwell::values::{BasicMetadataValueEnum, CallSiteValue, FunctionValue, IntValue, PointerValue};
 use inkwell::{AddressSpace, AtomicOrdering, AtomicRMWBinOp};
@@ -212,8 +212,12 @@ impl<'i, 'c> Entry<'i, 'c> {
         let ir = self.ir;
         let code = ir.context.create_inline_asm(signature, text, constraints, true, false, None, false);
         let operands: Vec<BasicMetadataValueEnum> = operands.iter().map(|&v| v.into()).collect();
-        let call = ir.builder.build_indirect_call(signature, code, &operands, "");
-        call.map_err(|e| ir.fail(e)).ok()
+        let call =
+            ir.builder.build_indirect_call(signature, code, &operands, "").map_err(|e| ir.fail(e)).ok()?;
+        // What the threads of a warp do together may not be moved to where some of them are.
+        let convergent = ir.context.create_enum_attribute(Attribute::get_named_enum_kind_id("convergent"), 0);
+        call.add_attribute(AttributeLoc::Function, convergent);
+        Some(call)
     }
 
     /// A member of a result that is a struct.

@@ -23,7 +23,7 @@ mod select;
 mod slice;
 mod softmax;
 mod structure;
-mod top_k;
+pub mod top_k;
 mod transpose;
 mod update;
 

@@ -22,8 +22,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {}
 
-/// Bits behind the point of [`weight`]s: 2^24 tokens fit into a sum of 64 bits.
+/// Bits behind the point of [`weight`]s.
 pub const WEIGHT_BITS: u32 = 40;
+/// Most tokens: so many weights of 1 still sum to less than 2^64.
+pub const MOST: usize = (1 << (u64::BITS - WEIGHT_BITS)) - 1;
 
 /// `exp(x)` of an x of at most 0, in units of 2^-40, rounded down.
 pub fn weight(x: f64) -> u64 {
@@ -122,8 +124,8 @@ impl Define for Sample {
         need("logits", logits, &Type::f32([b, n]))?;
         need("settings", settings, &Type::f32([b, 2]))?;
         need("key", key, &Type::i32([b, 4]))?;
-        if n > 1 << (64 - WEIGHT_BITS) {
-            return Err(format!("{n} tokens are too many"));
+        if n > MOST {
+            return Err(format!("{n} tokens are too many: at most {MOST}"));
         }
         Ok(vec![Type::new(DType::I32, [b])])
     }
@@ -253,6 +255,11 @@ mod tests {
         refused(Op::Sample(Sample {}), &with(0, Type::i32([2, 9])), "logits must be");
         refused(Op::Sample(Sample {}), &with(1, Type::f32([2, 3])), "settings must be");
         refused(Op::Sample(Sample {}), &with(2, Type::i32([1, 4])), "key must be");
-        refused(Op::Sample(Sample {}), &with(0, Type::f32([2, 1 << 25])), "too many");
+        refused(Op::Sample(Sample {}), &with(0, Type::f32([2, MOST + 1])), "too many");
+        assert!(Op::Sample(Sample {}).infer(&with(0, Type::f32([2, MOST])).each_ref()).is_ok());
+        assert!(
+            weight(0.0).checked_mul(MOST as u64).is_some()
+                && weight(0.0).checked_mul(MOST as u64 + 1).is_none()
+        );
     }
 }

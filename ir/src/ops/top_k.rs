@@ -7,6 +7,9 @@ use crate::types::{DType, Type};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 
+/// Most elements of a row: indices of it, and of what blocks of threads read beyond its end, are i32.
+pub const MOST: usize = 1 << 30;
+
 /// `top_k(x [.., n]) -> (values [.., k], indices i32 [.., k])`: the `k` largest elements of each row, largest first. Of equal elements the
 /// one with the lower index comes first; NaN counts as larger than any number, and zeros of either sign are equal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +38,9 @@ impl Define for TopK {
         let Some((&n, rows)) = x.shape.split_last() else { return Err("needs at least one dim".to_owned()) };
         if self.k == 0 || self.k > n {
             return Err(format!("k is {}, of rows of {n}", self.k));
+        }
+        if n > MOST {
+            return Err(format!("rows of {n} elements are too long: at most {MOST}"));
         }
         let shape = [rows, &[self.k]].concat();
         Ok(vec![Type::new(x.dtype, shape.clone()), Type::new(DType::I32, shape)])
@@ -102,5 +108,7 @@ mod tests {
         refused(Op::TopK(TopK { k: 4 }), &[Type::f32([2, 3])], "k is 4");
         refused(Op::TopK(TopK { k: 1 }), &[Type::f32([])], "at least one dim");
         refused(Op::TopK(TopK { k: 1 }), &[Type::i32([3])], "floating-point");
+        refused(Op::TopK(TopK { k: 1 }), &[Type::f32([MOST + 1])], "too long");
+        assert!(Op::TopK(TopK { k: 1 }).infer(&[&Type::f32([MOST])]).is_ok());
     }
 }

@@ -349,7 +349,8 @@ pub(super) struct Graph(sys::CUgraphExec);
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: instantiated by `end_capture`, destroyed once, with no launch of it under way.
+        // SAFETY: instantiated by `end_capture`, destroyed once. After a failure a launch of it may be under way: the driver then frees it when that ends
+        // (driver API, cuGraphExecDestroy).
         let _ = unsafe { result::graph::exec_destroy(self.0) };
     }
 }

@@ -113,6 +113,9 @@ pub(super) struct Nccl {
     joined: Mutex<Vec<Arc<Handle>>>,
 }
 
+/// What a rank is told that uses a communicator after that was ended, for another's failure.
+pub(super) const ENDED: &str = "the communicator was ended";
+
 /// A communicator of NCCL, which is ended once.
 struct Handle {
     comm: Comm,
@@ -139,7 +142,7 @@ impl Handle {
     fn live(&self) -> Result<MutexGuard<'_, ()>, String> {
         let call = lock(&self.calls);
         match self.ended.load(Ordering::Acquire) {
-            true => Err("the communicator was ended".to_owned()),
+            true => Err(ENDED.to_owned()),
             false => Ok(call),
         }
     }
@@ -259,8 +262,8 @@ impl Nccl {
             return;
         }
         let _call = handle.last();
-        // SAFETY: the communicator is ended once, and no call begins any more: every one asks `Handle::live` first. One that is stuck in NCCL
-        // comes back with an error, which is what ending is for.
+        // SAFETY: the communicator is ended once, and no call begins any more: every one asks `Handle::live` first. If one is still stuck, NCCL is asked
+        // to give it up, as its guide says to from another thread; not to would leave its rank, and so the process, waiting for ever.
         unsafe { (self.table.abort)(handle.comm) };
     }
 }

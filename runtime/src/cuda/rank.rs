@@ -62,7 +62,7 @@ pub(super) struct Station {
 }
 
 /// What NCCL and the simulator say on ranks that only notice another's failure.
-const ECHOES: [&str; 2] = ["remote process exited", "of the communicator failed"];
+const ECHOES: [&str; 3] = ["remote process exited", "of the communicator failed", super::nccl::ENDED];
 
 /// Bytes of a piece that is uploaded at a time.
 pub(super) const PIECE: usize = 16 << 20;

@@ -3,13 +3,13 @@
 use super::instr::{overlap, span};
 use super::reach::Reach;
 use super::{DIMS, LARGEST};
-use pcc_ir::ops::sample::WEIGHT_BITS;
+use pcc_ir::ops::{sample, top_k};
 use pcc_ir::program::{FuncProgram, SampleCall, TopKCall, View};
 use pcc_ir::strides::are_injective;
 use pcc_ir::{DType, Extent};
 
 pub(super) fn check_top_k(func: &FuncProgram, call: &TopKCall) -> Result<(), String> {
-    if call.rows.len() > DIMS || call.k == 0 || call.k > call.n || call.n > i32::MAX as u64 {
+    if call.rows.len() > DIMS || call.k == 0 || call.k > call.n || call.n > top_k::MOST as u64 {
         return Err(format!("{} of {} elements in {} dims", call.k, call.n, call.rows.len()));
     }
     if !matches!(call.x.dtype, DType::F32 | DType::BF16 | DType::F16) {
@@ -19,7 +19,7 @@ pub(super) fn check_top_k(func: &FuncProgram, call: &TopKCall) -> Result<(), Str
 }
 
 pub(super) fn check_sample(func: &FuncProgram, call: &SampleCall) -> Result<(), String> {
-    if call.tokens == 0 || call.tokens > 1 << (u64::BITS - WEIGHT_BITS) {
+    if call.tokens == 0 || call.tokens > sample::MOST as u64 {
         return Err(format!("{} tokens to choose from", call.tokens));
     }
     check(func, &call.views())

@@ -16,6 +16,7 @@ mod gemm_simt;
 mod gemm_wgmma;
 mod sample;
 mod selection;
+mod stages;
 mod tile;
 mod top_k;
 mod value;
