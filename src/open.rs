@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+/// Seconds in which nothing moves before ranks stop waiting for one another, if nobody says.
+pub const PATIENCE: u64 = 300;
+
 /// Options of every command that executes.
 #[derive(clap::Args)]
 #[group(id = "execution")]
@@ -26,7 +29,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     ranks_per_device: u16,
     /// Seconds in which nothing moves before ranks on GPUs stop waiting for one another
-    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = PATIENCE, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     patience: u64,
     /// Threads [default: one a core]; results are the same bits for any number
     #[arg(long, default_value_t = 0)]
@@ -75,10 +78,7 @@ pub fn session(artifact: Artifact, args: &Args, quiet: bool) -> Result<Opened, D
         return Err(Diagnostic::usage("--trace times the instructions of CPUs only")
             .help("leave it out, or use NVIDIA's nsys with --device cuda"));
     }
-    if device == Device::Cpu && args.ranks_per_device > 1 {
-        return Err(Diagnostic::usage("--ranks-per-device is about GPUs")
-            .help("any number of virtual devices share the CPU without it"));
-    }
+    let gpus = device.gpus(args.ranks_per_device, args.patience)?;
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?.map(|t| Arc::new(Mutex::new(t)));
     let sink = trace.clone().map(|t| t as TraceSink);
     let options = Options { workers: args.workers, trace: sink, ..Options::default() };
@@ -87,15 +87,14 @@ pub fn session(artifact: Artifact, args: &Args, quiet: bool) -> Result<Opened, D
         bar.set_length(total);
         bar.set_position(done);
     };
-    let session = match device {
-        Device::Cpu => {
+    let session = match gpus {
+        None => {
             let kernels = artifact.kernels()?;
             Session::new(artifact.program, kernels, weights, &options, &progress)
         }
-        Device::Cuda => on_gpus(artifact, Gpus::Real, weights, &options, args, &progress),
-        Device::CudaSim => {
-            let gpus = Gpus::Simulated(simulator()?);
-            on_gpus(artifact, gpus, weights, &options, args, &progress)
+        Some(gpus) => {
+            let ptx = artifact.ptx()?;
+            Session::on_gpus(artifact.program, ptx, weights, &options, &gpus, &progress)
         }
     };
     bar.finish_and_clear();
@@ -105,28 +104,31 @@ pub fn session(artifact: Artifact, args: &Args, quiet: bool) -> Result<Opened, D
     Ok(Opened { session: session?, trace })
 }
 
-fn on_gpus(
-    artifact: Artifact,
-    gpus: Gpus,
-    weights: &dyn ReadParams,
-    options: &Options,
-    args: &Args,
-    progress: pcc_runtime::Progress<'_>,
-) -> Result<Session, Diagnostic> {
-    let ptx = artifact.ptx()?;
-    let gpus = GpuOptions {
-        gpus,
-        ranks_per_device: args.ranks_per_device.into(),
-        patience: Duration::from_secs(args.patience),
-    };
-    Session::on_gpus(artifact.program, ptx, weights, options, &gpus, progress)
+impl Device {
+    /// The GPUs that it stands for, if any; `patience` in seconds.
+    ///
+    /// # Errors
+    /// Ranks are to share GPUs where there is none, or the simulator's place is not known.
+    pub fn gpus(self, ranks_per_device: u16, patience: u64) -> Result<Option<GpuOptions>, Diagnostic> {
+        let gpus = match self {
+            Device::Cpu if ranks_per_device > 1 => {
+                return Err(Diagnostic::usage("--ranks-per-device is about GPUs")
+                    .help("any number of virtual devices share the CPU without it"));
+            }
+            Device::Cpu => return Ok(None),
+            Device::Cuda => Gpus::Real,
+            Device::CudaSim => Gpus::Simulated(simulator()?),
+        };
+        let patience = Duration::from_secs(patience);
+        Ok(Some(GpuOptions { gpus, ranks_per_device: ranks_per_device.into(), patience }))
+    }
 }
 
 /// The folder that has the libraries of the simulated GPUs, and the variable that says where it is.
 const SIMULATOR: &str = "PCC_CUDA_SIM";
 
 /// That of the variable, or that of this executable.
-pub fn simulator() -> Result<PathBuf, Diagnostic> {
+fn simulator() -> Result<PathBuf, Diagnostic> {
     if let Some(folder) = std::env::var_os(SIMULATOR) {
         return Ok(PathBuf::from(folder));
     }

@@ -3,7 +3,7 @@
 use super::{print_json, print_text};
 use crate::codegen_client::CodegenClient;
 use crate::numeric::{self, Comparison};
-use crate::open::{Device, simulator};
+use crate::open::{Device, PATIENCE};
 use crate::progress;
 use pcc_ir::Diagnostic;
 use pcc_ir::codegen_protocol::Gpu;
@@ -13,13 +13,10 @@ use pcc_passes::driver;
 use pcc_passes::plan::Plan;
 use pcc_passes::twin::{self, Work};
 use pcc_passes::verify::{CheckInput, check};
-use pcc_runtime::{Artifact, GpuOptions, Gpus, KernelObject, KernelSet, Levels, NoWeights, Options, Session};
+use pcc_runtime::{Artifact, KernelObject, KernelSet, Levels, NoWeights, Options, Session};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-
-/// How long ranks on GPUs wait for one another while nothing moves.
-const PATIENCE: Duration = Duration::from_secs(300);
+use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -126,7 +123,11 @@ enum Code {
 /// Runs the program, or its twin, against the reference.
 fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeric, Diagnostic> {
     let start = Instant::now();
-    let gpus = gpus(args, &artifact)?;
+    let gpus = args.device.gpus(args.ranks_per_device, PATIENCE)?;
+    if gpus.is_some() {
+        // Says what it is for.
+        artifact.ptx()?;
+    }
     let spinner = progress::spinner(args.json);
     spinner.set_message("running against the reference evaluator");
     let graph = levels.graph.expanded()?;
@@ -189,26 +190,6 @@ fn run_numeric(args: &Args, artifact: Artifact, levels: Levels) -> Result<Numeri
         outputs,
         seconds: start.elapsed().as_secs_f64(),
     })
-}
-
-/// The GPUs to run on, if any.
-///
-/// # Errors
-/// The artifact is for the CPU.
-fn gpus(args: &Args, artifact: &Artifact) -> Result<Option<GpuOptions>, Diagnostic> {
-    let gpus = match args.device {
-        Device::Cpu if args.ranks_per_device > 1 => {
-            return Err(Diagnostic::usage("--ranks-per-device is about GPUs")
-                .help("give --device cuda or cuda-sim as well"));
-        }
-        Device::Cpu => return Ok(None),
-        Device::Cuda => Gpus::Real,
-        Device::CudaSim => Gpus::Simulated(simulator()?),
-    };
-    // Says what it is for.
-    artifact.ptx()?;
-    let ranks_per_device = args.ranks_per_device.into();
-    Ok(Some(GpuOptions { gpus, ranks_per_device, patience: PATIENCE }))
 }
 
 /// Shrinks the model and compiles it as the artifact was: the same mesh, shardings and stages.

@@ -179,9 +179,9 @@ impl AttentionKernel {
     pub fn warps(&self) -> u32 {
         match self.path {
             AttentionPath::Simt | AttentionPath::Mma | AttentionPath::Wide => 4,
-            // As many as have room for tiles of their own in 160 KiB.
             // A range has few tiles, and blocks that fit together hide each other's beginning and end.
             AttentionPath::Few if self.split => 4,
+            // As many as have room for tiles of their own in 160 KiB.
             AttentionPath::Few if self.d + self.e <= 256 => 8,
             AttentionPath::Few => 4,
         }
